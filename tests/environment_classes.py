@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import time
-from typing import Literal
+from typing import ClassVar, Literal
 
 
 class Counter:
@@ -99,6 +99,33 @@ class Misbehaves(Counter):
 class _Odd:
     def __str__(self):
         return 3
+
+
+class Prints(Counter):
+    def add(self, a: int) -> int:
+        """Adds to the count.
+
+        Args:
+            a: what to add
+        """
+        print("x" * 9000)
+        return super().add(a)
+
+
+class SlowAtFirst(Counter):
+    """Takes long for the first instance of a process."""
+
+    _made: ClassVar[list[str]] = []
+
+    def __init__(self, pause: float):
+        if not self._made:
+            time.sleep(pause)
+        self._made.append("one")
+
+
+class SlowAtReset(Counter):
+    def reset(self, **columns):
+        time.sleep(60)
 
 
 class Unpicklable(Counter):

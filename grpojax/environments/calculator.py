@@ -8,8 +8,8 @@ from fractions import Fraction
 
 Number = Fraction | float
 
-# Limits of an expression: its characters, the size of an exponent and the bits of a number.
-LONGEST, MOST_EXPONENT, MOST_BITS = 500, 1000, 4096
+# Limits of an expression: its characters, the size of an exponent, the bits of a number and the digits to round to.
+LONGEST, MOST_EXPONENT, MOST_BITS, MOST_DIGITS = 500, 1000, 4096, 100
 
 _OPERATIONS: dict[type, Callable[[Number, Number], Number]] = {
     ast.Add: operator.add,
@@ -23,7 +23,7 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
     "abs": abs,
     "max": max,
     "min": min,
-    "round": lambda x, digits=Fraction(0): Fraction(round(Fraction(x), int(digits))),
+    "round": lambda x, digits=Fraction(0): _rounded(Fraction(x), int(digits)),
     "sqrt": lambda x: _root(x),
     "floor": lambda x: Fraction(math.floor(x)),
     "ceil": lambda x: Fraction(math.ceil(x)),
@@ -121,6 +121,12 @@ def _root(x: Number) -> Number:
         if root * root == x:
             return root
     return math.sqrt(x)
+
+
+def _rounded(x: Fraction, digits: int) -> Fraction:
+    if abs(digits) > MOST_DIGITS:
+        raise ValueError(f"round takes at most {MOST_DIGITS} digits")
+    return Fraction(round(x, digits))
 
 
 def _integer(x: Number) -> int:

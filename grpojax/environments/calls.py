@@ -241,7 +241,7 @@ def check(call: Call, schemas: Mapping[str, Mapping[str, Any]]) -> Call:
     if call.name not in schemas:
         known = ", ".join(sorted(schemas)) or "none"
         return dataclasses.replace(call, error=f"there is no tool {call.name[:80]!r}; there are: {known}")
-    parameters = schemas[call.name].get("parameters", {})
+    parameters = schemas[call.name].get("parameters") or {}
     properties = {k: v for k, v in parameters.get("properties", {}).items() if k != "return"}
     if unknown := sorted(set(call.arguments) - set(properties)):
         known = ", ".join(properties) or "none"

@@ -80,8 +80,8 @@ class EnvironmentConfig:
       max_tool_tokens: most tokens of a tool's answer; what is longer is cut.
       max_tool_bytes: most bytes of a tool's answer; what is longer is cut. A worker whose tools print more than this in
         a turn has an instance that misbehaves.
-      seconds: most seconds of a call. A turn with several calls has as many times this, and so has one that is played
-        again.
+      seconds: most seconds of a call. A turn with several calls, of which the first 8 are made, has as many times this,
+        and so has one that is played again.
       memory: most MiB of address space of a worker, besides its imports; 0 sets no limit.
       workers: number of worker processes; 0 takes one for each core, up to 16. Those of tools that wait for others may
         be more than the cores.

@@ -31,6 +31,7 @@ from grpojax.rewards import pool, sandbox
 log = logging.getLogger("grpojax")
 
 IMPORT_TIMEOUT_S = 300.0
+MOST_CALLS = 8  # of a turn; each may take environment.seconds
 # What makes schemas, which takes a second to import: all processes get it from the one that they come from.
 SCHEMAS = "transformers.utils.chat_template_utils"
 
@@ -141,7 +142,7 @@ class Workers:
             functions=list(dict.fromkeys(paths)),
             preload=["grpojax.environments.worker"],
             network=self.config.network,
-            first=functools.partial(worker.keep_output, self.config.max_tool_bytes),
+            first=functools.partial(worker.prepare, list(self._made.values()), self.config.max_tool_bytes),
         )
 
     def _probe_all(self) -> dict[str | None, Probe]:
@@ -204,7 +205,8 @@ class Workers:
           rows: the columns of each episode's problem.
 
         Raises:
-          UserError: the first row lacks what ``reset`` needs, or ``reset`` raised for all of them.
+          UserError: the first row lacks what ``reset`` needs, or no episode of an environment's first rows could be
+            reset.
           ValueError: an episode is open already.
         """
         for row in list(rows.values())[:1]:
@@ -221,11 +223,14 @@ class Workers:
             self._instances[episode] = instance
             jobs.append(self._submit(_Job(episode, instance, "open")))
         self._finish(jobs)
-        failed = [job for job in jobs if job.instance.invalid == "reset" and job.instance.choice not in self._resets]
+        failed = [job for job in jobs if job.instance.invalid and job.instance.choice not in self._resets]
         if failed and len(failed) == len(jobs):
             self.close(list(rows))
             last = failed[0].detail.rstrip().splitlines()[-1]
-            raise UserError(f"environment: reset failed for all {len(rows)} episodes: {last[:300]}")
+            more = (
+                "\nset environment.seconds higher if it takes longer" if failed[0].instance.invalid == "timeout" else ""
+            )
+            raise UserError(f"environment: reset failed for all {len(rows)} episodes: {last[:300]}{more}")
         return {job.episode: job.value for job in jobs}
 
     def play(self, turns: Mapping[Episode, str]) -> None:
@@ -239,7 +244,8 @@ class Workers:
             if episode in self._ready:
                 raise ValueError(f"episode {episode} has a reply that was not taken")
             schemas = self._schemas[instance.choice]
-            read = [calls.check(call, schemas) for call in calls.read(text, self._parse)]
+            read = calls.read(text, self._parse)
+            read = [calls.check(c, schemas) for c in read[:MOST_CALLS]] + [_not_made(c) for c in read[MOST_CALLS:]]
             asked = tuple(Asked(call.name, call.arguments) for call in read if call.error is None)
             if instance.invalid is not None or not asked:
                 self._ready[episode] = _reply(instance.invalid, read, Played())
@@ -352,10 +358,11 @@ class Workers:
     def _take_done(self, timeout: float) -> None:
         """Takes in the jobs that are done; waits for one of them, at most so many seconds.
 
-        Each job has a limit of its own. If none is done in the longest time that one may take, all are lost.
+        Each job has a limit of its own. If none is done in the longest time that one may take, after the start of a
+        new process, all are lost.
         """
         longest = self.config.seconds * max((_calls(job) for job in self._jobs.values()), default=1)
-        lost = self._progress + longest + pool.GRACE - time.monotonic()
+        lost = self._progress + IMPORT_TIMEOUT_S + longest + pool.GRACE - time.monotonic()
         try:
             done = [self._done.get(timeout=max(0.0, min(timeout, lost)))]
         except queue.Empty:
@@ -450,6 +457,10 @@ def _kept(probe: Probe) -> Literal["nothing", "again", "unknown"]:
     return "nothing" if probe.stateless else "again" if probe.deterministic else "unknown"
 
 
+def _not_made(call: calls.Call) -> calls.Call:
+    return dataclasses.replace(call, error=f"a turn has at most {MOST_CALLS} calls; this one was not made")
+
+
 def _reply(invalid: str | None, read: Sequence[calls.Call], played: Played) -> Reply:
     """The reply to a turn with these calls; ``played`` has the answers of those that reached the worker."""
     failures = sum(call.error is not None for call in read) + sum(answer.failed for answer in played.answers)
@@ -458,9 +469,15 @@ def _reply(invalid: str | None, read: Sequence[calls.Call], played: Played) -> R
     given = iter(played.answers)
     texts = [next(given).text if call.error is None else f"Error: {call.error}" for call in read]
     messages = tuple(
-        {"role": "tool", "name": call.name[:200], "content": text} for call, text in zip(read, texts, strict=True)
+        {"role": "tool", "name": _encodable(call.name[:200]), "content": _encodable(text)}
+        for call, text in zip(read, texts, strict=True)
     )
     return Reply(messages=messages, done=played.done, calls=len(read), failures=failures)
+
+
+def _encodable(text: str) -> str:
+    """Without lone surrogates, which JSON may have and a tokenizer does not take."""
+    return text.encode(errors="replace").decode()
 
 
 def _close_all(workers: Sequence[pool.Workers]) -> None:

@@ -3,6 +3,7 @@
 import ast
 
 from grpojax.host import isolation
+from grpojax.host.errors import UserError
 
 # Names of the last value's program.
 _SHOW = "__import__('sys').displayhook"
@@ -16,11 +17,19 @@ class Python:
       memory: MiB of address space of a program.
       output_bytes: how much of a program's output is shown.
       network: whether programs may use the network. ``environment.network`` must allow it too.
+
+    Raises:
+      UserError: without ``network``, and the system cannot close a program off.
     """
 
     stateless = True
 
     def __init__(self, seconds: float = 5.0, memory: int = 512, output_bytes: int = 8192, network: bool = False):
+        if not network and not isolation.programs_can_be_closed_off():
+            raise UserError(
+                "environment python: this system has no user, mount and process namespaces to close programs off\n"
+                "set network: true in its options to run programs with your rights"
+            )
         self._limits = {"seconds": seconds, "memory_mb": memory, "output_bytes": output_bytes, "network": network}
 
     def reset(self, **columns: object) -> None:

@@ -168,6 +168,18 @@ def probe(made: Made) -> Probe:
 # ------------------------------------------------------------------------------------------------ what they do
 
 
+def prepare(all_made: Sequence[Made], most_bytes: int) -> None:
+    """Prepares this process: keeps what it prints, and makes an instance of each environment.
+
+    The first instance may read and index much, which a class keeps for the next ones. A job would be too short for it.
+    """
+    keep_output(most_bytes)
+    for made in all_made:
+        with contextlib.suppress(BaseException):  # `probe` reports it, or the episodes do
+            make(made)
+    _printed()
+
+
 def open_(episode: Episode, history: History) -> tuple[Any, Played]:
     """Makes an instance and resets it; gives what ``reset`` returned."""
     try:
@@ -190,6 +202,7 @@ def revive(episode: Episode, history: History, most_bytes: int) -> Played:
     instance = _instances[episode]
     same = history.observed is None or _same(observed, history.observed[0])
     for asked, answers in history.turns:
+        _printed()  # each turn has the limit for itself
         same = same and _turn(history.made, instance, asked, most_bytes)[0] == answers
     _printed()
     if not same:

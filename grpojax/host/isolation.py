@@ -9,6 +9,7 @@ This file is run as a script too, by the program's own process, so it imports no
 import ctypes
 import functools
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,16 +18,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 # Of `unshare`, in <sched.h>.
-NEW_MOUNTS, NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x00020000, 0x10000000, 0x20000000, 0x40000000
+NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 # Of `mount` and `mount_setattr`, in <sys/mount.h>; the number of the system call is the same on x86-64 and arm64.
 READ_ONLY, NO_SUID, NO_DEVICES, RECURSIVE, PRIVATE = 1, 2, 4, 0x4000, 1 << 18
 MOUNT_SETATTR, AT_RECURSIVE = 442, 0x8000
-END_WITH_PARENT = 1  # PR_SET_PDEATHSIG, in <sys/prctl.h>
+# Of `prctl`, in <sys/prctl.h>: PR_SET_PDEATHSIG, PR_CAPBSET_DROP and PR_SET_NO_NEW_PRIVS.
+END_WITH_PARENT, DROP_BOUND, NO_NEW_RIGHTS = 1, 24, 38
+CAPABILITIES_VERSION = 0x20080522  # of `capset`, in <linux/capability.h>
 
 # Exit status of `run_python`'s process where it could not be closed off, so that the program never ran.
 NOT_CLOSED = 97
 # MiB that a program may write in its folder, and into its output.
 DISK_MB = 64
+# Processes and threads that a program may have at a time.
+MOST_PROCESSES = 64
+# Folders with the sockets of the system's services, which are empty for a program without a network.
+SERVICES = ("/run", "/var/run")
 
 
 class Ran(NamedTuple):
@@ -55,6 +62,16 @@ def network_can_be_cut() -> bool:
     return subprocess.run([sys.executable, "-I", "-S", __file__, "try"], capture_output=True).returncode == 0
 
 
+@functools.cache
+def programs_can_be_closed_off() -> bool:
+    """Whether `run_python` works here without a network: it takes more kinds of namespaces than `cut_network`."""
+    try:
+        run_python("", seconds=60, memory_mb=512, output_bytes=0)
+    except OSError:
+        return False
+    return True
+
+
 def run_python(
     code: str, *, seconds: float, memory_mb: int, output_bytes: int, given: str = "", network: bool = False
 ) -> Ran:
@@ -79,14 +96,14 @@ def run_python(
     with tempfile.TemporaryDirectory(prefix="grpojax-") as folder, tempfile.TemporaryFile() as out:
         with open(f"{folder}/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
             file.write(code)
-        asked = [folder, str(memory_mb), str(int(seconds) + 1), str(int(network))]
+        asked = [folder, str(memory_mb), str(int(seconds) + 1), str(int(network)), str(os.getpid())]
         process = subprocess.Popen(
             [sys.executable, "-I", __file__, "run", *asked],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env={"PATH": os.defpath, "HOME": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
+            env={"PATH": os.defpath, "HOME": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
         try:
@@ -127,8 +144,11 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _close_files(folder: str) -> None:
-    """Makes all files read-only but those of a new, empty file system at ``folder``, and shows only our processes."""
+def _close_files(folder: str, hidden: Sequence[str]) -> None:
+    """Makes all files read-only but those of a new, empty file system at ``folder``, and shows only our processes.
+
+    The folders ``hidden`` are empty then, where what we run from is not in them.
+    """
     libc = _libc()
 
     def mount(what: str, where: str, kind: str | None, flags: int, options: str | None = None) -> int:
@@ -142,12 +162,16 @@ def _close_files(folder: str) -> None:
         or mount("tmpfs", folder, "tmpfs", NO_SUID | NO_DEVICES, f"size={DISK_MB}m")
     ):
         raise OSError(ctypes.get_errno(), "mount")
+    for each in {os.path.realpath(path) for path in hidden}:
+        needed = any(path.startswith(f"{each}/") for path in (folder, *sys.path))
+        if os.path.isdir(each) and not needed and mount("tmpfs", each, "tmpfs", READ_ONLY | NO_SUID | NO_DEVICES):
+            raise OSError(ctypes.get_errno(), "mount")
     mount("proc", "/proc", "proc", NO_SUID | NO_DEVICES)  # refused where a container hides parts of it
     os.chdir("/")
     os.chdir(folder)
 
 
-def _limit(memory_mb: int, cpu_seconds: int) -> None:
+def _limit(memory_mb: int, cpu_seconds: int, processes: int | None) -> None:
     import resource
 
     limits = {
@@ -156,6 +180,8 @@ def _limit(memory_mb: int, cpu_seconds: int) -> None:
         resource.RLIMIT_FSIZE: DISK_MB * 2**20,
         resource.RLIMIT_CORE: 0,
     }
+    if processes is not None:
+        limits[resource.RLIMIT_NPROC] = processes
     for which, value in limits.items():
         try:
             resource.setrlimit(which, (value, value))
@@ -167,18 +193,29 @@ def _main(arguments: Sequence[str]) -> None:
     if arguments[0] == "try":
         cut_network()
         return
-    folder, memory_mb, cpu_seconds, network = arguments[1], *map(int, arguments[2:])
+    folder, memory_mb, most_seconds, network, parent = arguments[1], *map(int, arguments[2:])
+    _end_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)  # it was gone before
+    if hasattr(signal, "alarm"):  # for a parent that lives, but does not end us
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(most_seconds)
     with open(f"{folder}/program.py", encoding="utf-8", errors="surrogatepass") as file:
         code = file.read()
     try:
-        _unshare(NEW_USER | NEW_MOUNTS | NEW_PROCESSES | (0 if network else NEW_NETWORK))
+        _unshare(NEW_USER | NEW_MOUNTS | NEW_IPC | NEW_PROCESSES | (0 if network else NEW_NETWORK))
+        _end_with_parent()  # a change of users may have taken that back
         _go_on_as_child()  # the first process of the namespace: when it ends, so does all that was started there
-        _close_files(folder)
+        _close_files(folder, hidden=() if network else SERVICES)
+        _drop_rights()
+        closed = True
     except OSError:
         if not network:
             os._exit(NOT_CLOSED)
+        closed = False
     _go_on_as_child()  # the first process would not get its own signals
-    _limit(memory_mb, cpu_seconds)
+    # Without a namespace of its own all processes of our user would count.
+    _limit(memory_mb, most_seconds, MOST_PROCESSES if closed else None)
     sys.argv = ["program.py"]
     try:
         exec(compile(code, "program.py", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
@@ -189,12 +226,37 @@ def _main(arguments: Sequence[str]) -> None:
 
 def _go_on_as_child() -> None:
     """Forks. Only the child returns; this process waits for it, and ends as it did."""
+    ended, open_while_here = os.pipe()
     child = os.fork()
     if child:
+        os.close(ended)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os._exit(code if code >= 0 else 128 - code)
+    os.close(open_while_here)
+    _end_with_parent()
+    if select.select([ended], [], [], 0)[0]:
+        os._exit(1)  # the parent was gone before
+    os.close(ended)
+
+
+def _end_with_parent() -> None:
+    """Has the kernel end this process with its parent, also with one that is killed (Linux)."""
     if sys.platform == "linux":
         _libc().prctl(END_WITH_PARENT, signal.SIGKILL)
+
+
+def _drop_rights() -> None:
+    """Takes from this process what it may do in its namespaces, such as to mount; it cannot get that back."""
+    libc = _libc()
+    with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
+        last = int(file.read())
+    for capability in range(last + 1):
+        if libc.prctl(DROP_BOUND, capability, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl")
+    header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
+    none = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice 32 bits each
+    if libc.capset(header, none) or libc.prctl(NO_NEW_RIGHTS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 def _show(error: Exception, code: str) -> None:

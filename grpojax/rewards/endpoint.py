@@ -50,7 +50,8 @@ def http(
       url: of the endpoint.
       batch: most samples of a request.
       send: names of the columns that are sent, where the data has them.
-      key_variable: an environment variable whose value is sent as a bearer token; "" sends none.
+      key_variable: an environment variable whose value is sent as a bearer token, such as ``OPENAI_API_KEY``; ""
+        sends none. It does not follow a redirect to another server.
       retries: how often a request is tried again.
       seconds: time of a request. Set ``rewards.timeout_s`` over that of all its tries.
       per_second: most requests a second of this machine; 0 sets no limit.
@@ -78,7 +79,7 @@ def model(
     ask: str = PROMPT,
     pattern: str = r"Score:\s*(-?\d+(?:\.\d+)?)",
     most: float = 1.0,
-    key_variable: str = "OPENAI_API_KEY",
+    key_variable: str = "",
     retries: int = 3,
     seconds: float = 60.0,
     per_second: float = 0.0,
@@ -113,6 +114,19 @@ def _filled(text: str, values: Mapping[str, Any]) -> str:
     return re.sub(r"\{(\w+)\}", lambda m: str(values[m[1]]) if m[1] in values else m[0], text)
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects; to another server without the key."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if new is not None and (new.type, new.host) != (req.type, req.host):
+            new.remove_header("Authorization")
+        return new
+
+
+_OPENER = urllib.request.build_opener(_Redirects)
+
+
 def _post(url: str, body: Any, key_variable: str, retries: int, seconds: float, per_second: float) -> Any:
     """The JSON that a server answers; tries again where it may help. Raises `OSError` or `ValueError` where not."""
     headers = {"Content-Type": "application/json"}
@@ -123,7 +137,7 @@ def _post(url: str, body: Any, key_variable: str, retries: int, seconds: float, 
         _keep_rate(url, per_second)
         pause = min(0.25 * 2.0**tried, LONGEST_PAUSE_S)
         try:
-            with urllib.request.urlopen(request, timeout=seconds) as answer:
+            with _OPENER.open(request, timeout=seconds) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as e:
             with e:

@@ -1,7 +1,13 @@
 """The environments that come with the package, by name."""
 
+import fcntl
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from environment_runs import all_replies, call
@@ -47,6 +53,7 @@ def test_the_calculator_is_exact(expression, value):
     ("exp(1000)", "too large"), ("1e400", "no number"), ("(-8) ** 0.5", "domain"), ("gcd(1.5, 2)", "no whole number"),
     ("x + 1", "'x' is no number"), ("__import__('os')", "is no number"), ("().__class__", "is no number"),
     ("[1 for x in y]", "is no number"), ("True + 1", "is no number"), ("'a' * 3", "is no number"),
+    ("round(1/3, 9999999999)", "at most 100"), ("round(1/3, -101)", "at most 100"),
     ("sqrt(1, 2)", "does not take 2"), ("min()", "does not take 0"), ("abs(x=1)", "is no number"),
 ])  # fmt: skip
 def test_the_calculator_computes_nothing_else(expression, problem):
@@ -76,7 +83,7 @@ def test_the_calculator_by_name(start):
 # ------------------------------------------------------------------------------------------------ programs
 
 
-needs_namespaces = pytest.mark.skipif(not isolation.network_can_be_cut(), reason="the system has no user namespaces")
+needs_namespaces = pytest.mark.skipif(not isolation.programs_can_be_closed_off(), reason="the system has no namespaces")
 
 
 @needs_namespaces
@@ -92,12 +99,25 @@ def test_a_program_shows_what_it_prints(code, shown):
     assert Python(seconds=30.0).python(code) == shown
 
 
+# Makes files writable again, also in namespaces of its own.
+REMOUNT = """
+import ctypes
+libc = ctypes.CDLL(None)
+remount = lambda: libc.mount(b"none", b"/", None, 0x1020, None)
+print(remount(), libc.unshare(0x10020000) > 0, remount())
+1 / 0
+"""
+
+
 @needs_namespaces
 @pytest.mark.parametrize(("code", "error"), [
     ("1 /", "SyntaxError"),
     ("def f():\n    return 1 / 0\nf()", "line 2, in f\n    return 1 / 0\n"),
     ("bytearray(2 ** 40)", "MemoryError"),
     ("open('/tmp/grpojax-test', 'w')", "Read-only file system"),
+    (REMOUNT, "-1 False -1"),
+    ("import os; print(os.listdir('/run')); 1 / 0", "[]"),
+    ("import resource; print(resource.getrlimit(resource.RLIMIT_NPROC)); 1 / 0", "(64, 64)"),
     ("open('big', 'wb').write(bytes(2 ** 27))", "File too large"),
     ("import socket; socket.create_connection(('127.0.0.1', 9), 1)", "Network is unreachable"),
     ("import os; print(os.listdir('.'), os.environ.get('GRPOJAX_SECRET')); 1 / 0", "[] None"),
@@ -108,9 +128,54 @@ def test_what_a_program_may_not_do(code, error, monkeypatch):
 
 
 @needs_namespaces
+def test_a_program_shares_no_memory_with_us():
+    shown = Python(seconds=30.0).python("import os; os.readlink('/proc/self/ns/ipc')")
+    assert shown.startswith("'ipc:") and shown != repr(os.readlink("/proc/self/ns/ipc"))
+
+
+def test_where_programs_cannot_be_closed_off_they_must_be_allowed(monkeypatch):
+    monkeypatch.setattr(isolation, "programs_can_be_closed_off", lambda: False)
+    with pytest.raises(UserError, match="namespaces.*\nset network: true"):
+        Python()
+    assert Python(seconds=30.0, network=True).python("3") == "3"
+
+
+@needs_namespaces
 def test_a_program_that_hangs_is_ended_with_what_it_started():
     code = "import os, time\nprint('before', flush=True)\nif os.fork() == 0: os.setsid()\ntime.sleep(60)"
     assert Python(seconds=4.0).python(code) == "before\n\n[ended after 4 s]"
+
+
+def locked(path):
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@needs_namespaces
+@pytest.mark.parametrize(("sent", "seconds"), [(signal.SIGKILL, 300), (signal.SIGSTOP, 6)])
+def test_a_program_does_not_outlive_its_worker_or_its_time(tmp_path, sent, seconds):
+    (tmp_path / "file").touch()
+    program = f"import fcntl, time\nfile = open({str(tmp_path / 'file')!r})\nfcntl.flock(file, 2)\ntime.sleep(300)"
+    code = f"from grpojax.environments.programs import Python; Python(seconds={seconds}).python({program!r})"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        wait_for(lambda: locked(tmp_path / "file"))
+        process.send_signal(sent)
+        wait_for(lambda: not locked(tmp_path / "file"))
+    finally:
+        process.kill()
+        process.wait()
 
 
 @needs_namespaces

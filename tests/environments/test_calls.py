@@ -106,6 +106,7 @@ SCHEMAS = {
         }
     },
     "needs": {"parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}},
+    "now": {"parameters": None},
 }
 
 
@@ -125,8 +126,13 @@ def test_arguments_of_the_right_types(arguments, as_text, read):
     assert type(checked.arguments.get("n", 0)) is int
 
 
+def test_a_tool_without_parameters():
+    assert calls.check(Call("now"), SCHEMAS).error is None
+    assert "it has: none" in calls.check(Call("now", {"a": 1}), SCHEMAS).error
+
+
 @pytest.mark.parametrize(("name", "arguments", "error"), [
-    ("g", {}, "there is no tool 'g'; there are: f, needs"),
+    ("g", {}, "there is no tool 'g'; there are: f, needs, now"),
     ("needs", {}, "the argument 'a' is missing"),
     ("needs", {"b": 1}, "it has no argument 'b'; it has: a"),
     ("f", {"return": "x"}, "it has no argument 'return'"),

@@ -49,6 +49,25 @@ def test_calls_that_cannot_be_made_are_answered_and_counted(start):
     assert (reply.calls, reply.failures, reply.invalid) == (4, 3, None)
 
 
+def test_a_turn_makes_so_many_calls_and_answers_the_others(start):
+    workers = start("Counter")
+    workers.open({(1, 0): {}})
+    workers.play({(1, 0): call("add", a=1) * (instances.MOST_CALLS + 2)})
+    reply = all_replies(workers, 1)[1, 0]
+    assert [m["content"] for m in reply.messages[:-2]] == [str(i + 1) for i in range(instances.MOST_CALLS)]
+    assert all(f"at most {instances.MOST_CALLS} calls" in m["content"] for m in reply.messages[-2:])
+    assert (reply.calls, reply.failures) == (instances.MOST_CALLS + 2, 2)
+    assert workers.rewards([(1, 0)]) == [instances.MOST_CALLS]
+
+
+def test_answers_can_be_encoded_whatever_the_policy_wrote(start):
+    workers = start("Counter")
+    workers.open({(1, 0): {}})
+    workers.play({(1, 0): call("a\ud800") + '<tool_call>{"a\ud800": }</tool_call>'})
+    for message in all_replies(workers, 1)[1, 0].messages:
+        assert f"{message['name']} {message['content']}".encode()
+
+
 def test_functions_are_tools_that_keep_nothing(start):
     workers = start(tools=("environment_classes:double",))
     assert workers.deterministic
@@ -131,10 +150,22 @@ def test_a_class_that_is_not_deterministic_but_says_so_is_found_out(start):
     assert all_replies(workers, 1)[1, 0].invalid == "replay"
 
 
+def test_calls_that_print_can_be_made_again(start):
+    workers = start("Prints", max_tool_bytes=10_000)
+    workers.open({(1, 0): {}})
+    for last in range(4):
+        if last == 3:
+            workers._workers[0].restart()
+        workers.play({(1, 0): call("add", a=1)})
+        reply = all_replies(workers, 1)[1, 0]
+    assert reply.invalid is None and reply.messages[0]["content"] == "4"
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_a_worker_loses_is_done_again_once(start, monkeypatch, times):
     workers = start("Counter", seconds=20)
     workers.open({(1, 0): {"start": 3}})
+    monkeypatch.setattr(instances, "IMPORT_TIMEOUT_S", 0)
     monkeypatch.setattr(pool, "GRACE", -19.5)  # seconds after the limit
     submit, lost = pool.Workers.submit, []
 
@@ -241,6 +272,16 @@ def test_rows_have_what_reset_needs(start):
 def test_a_reset_that_always_fails_ends_the_run_with_its_last_line(start):
     with pytest.raises(UserError, match="reset failed for all 2 episodes: RuntimeError: no why"):
         start("FailsAtReset").open({(1, 0): {"question": "why"}, (1, 1): {"question": "why"}})
+
+
+def test_a_first_instance_may_take_longer_than_a_call(start):
+    workers = start("SlowAtFirst", seconds=1, options={"pause": 4})
+    assert workers.open({(1, 0): {}}) == {(1, 0): "at 0"}
+
+
+def test_resets_that_all_take_too_long_end_the_run(start):
+    with pytest.raises(UserError, match="all 2 episodes: .*environment.seconds=0.5.*\n.*environment.seconds"):
+        start("SlowAtReset", seconds=0.5).open({(1, 0): {}, (1, 1): {}})
 
 
 def test_a_reset_that_fails_at_times_makes_its_episode_invalid(start):

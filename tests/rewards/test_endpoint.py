@@ -20,8 +20,16 @@ def server():
             asked.append((self.path, body, self.headers.get("Authorization")))
             status, answer = served.answers(body)
             self.send_response(status)
+            if status == 302:
+                self.send_header("Location", answer)
             self.end_headers()
             self.wfile.write(json.dumps(answer).encode())
+
+        def do_GET(self):
+            asked.append((self.path, None, self.headers.get("Authorization")))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"[1.0]")
 
         def log_message(self, *_):
             pass
@@ -54,6 +62,14 @@ def test_samples_are_sent_in_batches(server, monkeypatch):
     (_, first, key), (_, second, _) = server.asked
     assert first == {"prompts": ["?"] * 2, "completions": ["a", "bb"], "gold": ["g"] * 2} and key == "Bearer secret"
     assert second["completions"] == ["ccc"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_key_does_not_go_to_another_server(server, monkeypatch, host):
+    monkeypatch.setenv("A_KEY", "secret")
+    server.answers = lambda body: (302, server.url.replace("127.0.0.1", host) + "/new")
+    assert http_rewards(server, ["a"], key_variable="A_KEY") == [1.0]
+    assert server.asked[1][0] == "/new" and server.asked[1][2] == ("Bearer secret" if host == "127.0.0.1" else None)
 
 
 def test_a_busy_server_is_asked_again(server, no_pauses):
@@ -90,7 +106,9 @@ def test_requests_keep_to_a_rate(server, no_pauses, monkeypatch, tmp_path):
     assert no_pauses == [0.0, 0.25, 0.5]
 
 
-def test_a_model_scores_by_the_chat_api(server):
+def test_a_model_scores_by_the_chat_api(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+
     def answers(body):
         asked = body["messages"][0]["content"]
         return 200, {"choices": [{"message": {"content": "None" if "bad" in asked else "Score: 2\nScore: 8"}}]}
@@ -98,10 +116,11 @@ def test_a_model_scores_by_the_chat_api(server):
     server.answers = answers
     values = endpoint.model(
         ["1+1?", "2+2?"], ["two", "bad"], [[], []], gold=["2", "4"], url=f"{server.url}/v1/", name="m", most=10,
-        ask="Is {completion} for {prompt} the same as {gold}? {unknown}", key_variable="",
+        ask="Is {completion} for {prompt} the same as {gold}? {unknown}",
     )  # fmt: skip
     assert values == [0.8, None]
-    path, body, _ = server.asked[0]
+    path, body, key = server.asked[0]
+    assert key is None
     assert path == "/v1/chat/completions" and body["model"] == "m"
     assert body["messages"][0]["content"] == "Is two for 1+1? the same as 2? {unknown}"
 
