@@ -17,14 +17,21 @@ class Fake:
         once.
       resets: what ``reset`` returns for a row's columns and the sample's number.
       invalid: whether an episode becomes invalid, of its uid and its sample's number.
+      lost: whether an episode becomes invalid without a reply that says so, likewise.
     """
 
     tools = ()
     deterministic = True
 
-    def __init__(self, late=None, resets=lambda row, sample: None, invalid=lambda uid, sample: False):
+    def __init__(
+        self,
+        late=None,
+        resets=lambda row, sample: None,
+        invalid=lambda uid, sample: False,
+        lost=lambda uid, sample: False,
+    ):
         self._late = None if late is None else np.random.default_rng(late)
-        self._resets, self._invalid = resets, invalid
+        self._resets, self._invalid, self._lost = resets, invalid, lost
         self.open_now, self._due, self.most, self.closed = {}, {}, 0, False
 
     def open(self, rows):
@@ -54,7 +61,8 @@ class Fake:
         return there
 
     def rewards(self, episodes):
-        return [float(len(self.open_now[e])) if e in self.open_now else float("nan") for e in episodes]
+        there = [e in self.open_now and not self._lost(*e) for e in episodes]
+        return [float(len(self.open_now[e])) if here else float("nan") for e, here in zip(episodes, there, strict=True)]
 
     def close(self, episodes=None):
         self.closed |= episodes is None

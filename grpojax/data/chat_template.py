@@ -170,12 +170,17 @@ class ChatTemplate:
         return before, rest.split(_REPLIED, 1)[1]
 
     def check_turns(self) -> None:
-        """Raises `UserError` unless an answer of a tool leaves what stands before it as it is: before the question, at
-        the end of a turn, and in an earlier turn."""
+        """Raises `UserError` unless answers of tools, one or two to a turn, are written, and leave what stands before
+        them as it is: before the question, at the end of a turn, and in an earlier turn."""
         answer = [{"role": "tool", "name": "probe", "content": "result-1"}]
         written = self.after_turn(answer)
         if "result-1" not in written:
             raise UserError(f"the chat template does not write a tool's answer\n{_OTHER_TEMPLATE}")
+        both = self.after_turn([*answer, {**answer[0], "content": "result-2"}])
+        if not 0 <= both.find("result-1") < both.find("result-2"):
+            raise UserError(
+                f"the chat template does not write two answers of tools to one turn: {both[:120]!r}\n{_OTHER_TEMPLATE}"
+            )
         without, shown = self._around_answer([])[0], self._around_answer(answer)[0]
         if without != shown:
             raise UserError(

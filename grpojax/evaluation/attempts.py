@@ -1,5 +1,6 @@
 """A model's attempts at problems: completions are drawn, rewarded as in training, and judged right or wrong."""
 
+import functools
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,10 +11,10 @@ import numpy as np
 
 from grpojax import data
 from grpojax.evaluation.judge import EvaluateConfig, Judge, judge_of, marker_of
-from grpojax.evaluation.rewarded import columns_of, submit, without_end
+from grpojax.evaluation.rewarded import columns_of, forms_of, read_turns, submit
 from grpojax.evaluation.summary import Attempt, EvalConfig, Sample, means
 from grpojax.programs import batch_shards, packing
-from grpojax.programs.sampler import SamplerConfig, own_tokens
+from grpojax.programs.sampler import SamplerConfig, own_tokens, own_turns
 from grpojax.rewards import Rewards, Scores, answers
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.types import Prompts, Rollout
@@ -50,10 +51,17 @@ class Policy(Protocol):
 
 
 class Drawn(NamedTuple):
-    """Samples of some problems on the host, ``[P, n, T]``, and further columns for the rewards, ``[P * n]`` each."""
+    """Samples of some problems on the host, ``[P, n, T]``.
+
+    Attributes:
+      rollout: the samples.
+      columns: further columns for the rewards, ``[P * n]`` each; of each process only those of its own rows are read.
+      problems: ``[P]``, with what was added to their prompts; empty where nothing was.
+    """
 
     rollout: Rollout
     columns: Mapping[str, Sequence[Any]] = types.MappingProxyType({})
+    problems: Sequence[data.Problem] = ()
 
 
 Draw = Callable[[Sequence[data.Problem], int], Drawn]
@@ -120,14 +128,14 @@ class Evaluator:
         first = start // size * size
         judging: Callable[[], list[Attempt]] | None = None
         for number, (batch, real) in enumerate(data.in_order(list(problems[first:]), size)):
-            rollout, added = draw(batch, longest)
+            rollout, added, asked = draw(batch, longest)
             skip = max(0, start - first - number * size)
-            group = rollout.lengths.shape[1]
-            added = {name: x[skip * group : real * group] for name, x in added.items()}
-            before, judging = (
-                judging,
-                self._judging(batch[skip:real], _rows(rollout, skip, real), texts, columns, added),
-            )
+            again = skip % jax.process_count()  # judged again, so that each process keeps its own rows
+            begin, group = skip - again, rollout.lengths.shape[1]
+            added = {name: x[begin * group : real * group] for name, x in added.items()}
+            problems_of = (asked or batch)[begin:real]
+            wait = self._judging(problems_of, _rows(rollout, begin, real), texts, columns, added)
+            before, judging = judging, functools.partial(_without, wait, again)
             if before:
                 yield before()
         if judging:
@@ -142,21 +150,19 @@ class Evaluator:
         more: Mapping[str, Sequence[Any]],
     ) -> Callable[[], list[Attempt]]:
         """Starts the rewards of a batch; the function waits for them and puts the attempts together."""
-        rollout = own_tokens(rollout)
         wait = submit(self.rewards, problems, rollout, texts, columns, more=more)
+        turns, rollout = own_turns(rollout), own_tokens(rollout)
 
         def attempts() -> list[Attempt]:
             scores, shape = wait(), rollout.lengths.shape
             # Plain, also where training normalises rewards by group: that has no mean to report.
             total = weighted_sum(self.rewards.config.terms, scores.by_name)
-            rows = zip(rollout.tokens.reshape(-1, rollout.tokens.shape[-1]), rollout.lengths.flat, strict=True)
-            ids = [row[:n].tolist() for row, n in rows]
-            completed = np.array(texts(ids), object).reshape(shape)
+            completed = np.array(read_turns(texts, turns), object).reshape(shape)
             read = completed
             if self.judge is not None and self.judge.text != "completion":  # answers are where the judge finds them
                 each = [p.ids for p in problems for _ in range(shape[1])]
-                whole = without_end(ids, rollout.stopped.flat)
-                read = np.array(self.rewards.texts(each, whole)[self.judge.text], object).reshape(shape)
+                forms = forms_of(self.rewards, each, turns, rollout.stopped.flat)
+                read = np.array(forms[self.judge.text], object).reshape(shape)
             return [
                 self._attempt(
                     problem,
@@ -249,6 +255,11 @@ def problems_at_once(config: EvalConfig, problems: int, shards: int) -> int:
       8
     """
     return batch_shards.filled(min(max(1, config.batch // config.sampler.group), problems), shards)
+
+
+def _without(wait: Callable[[], list[Attempt]], count: int) -> list[Attempt]:
+    """The attempts without the first ones."""
+    return wait()[count:]
 
 
 def _rows(rollout: Rollout, start: int, stop: int) -> Rollout:

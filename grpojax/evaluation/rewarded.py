@@ -10,6 +10,7 @@ from grpojax.data import Problem
 from grpojax.host import processes
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
+from grpojax.programs.sampler import own_turns
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.worker import REASONS
 from grpojax.types import Rollout
@@ -30,6 +31,44 @@ def without_end(ids: Sequence[Sequence[int]], stopped: Iterable[Any]) -> list[Se
     return [row[:-1] if end else row for row, end in zip(ids, stopped, strict=True)]
 
 
+def read_turns(
+    read: Callable[[Sequence[Sequence[int]]], list[str]], samples: Sequence[Sequence[Sequence[int]]]
+) -> list[str]:
+    """Samples' texts, each turn on a line of its own.
+
+    Args:
+      read: token ids, turn by turn, to texts.
+      samples: ``[N][turns]`` lists of token ids.
+
+    Example:
+      >>> read_turns(lambda rows: ["".join(map(str, ids)) for ids in rows], [[[1, 2], [3, 4]], [[5]]])
+      ['12\\n34', '5']
+    """
+    texts = iter(read([ids for turns in samples for ids in turns]))
+    return ["\n".join(next(texts) for _ in turns) for turns in samples]
+
+
+def forms_of(
+    rewards: Rewards,
+    prompts: Sequence[Sequence[int]],
+    samples: Sequence[Sequence[Sequence[int]]],
+    stopped: Iterable[Any],
+) -> dict[str, list[str]]:
+    """Samples' texts as the rewards ask for them (`grpojax.rewards.Rewards.texts`), each turn on a line of its own.
+
+    Args:
+      rewards: of the run.
+      prompts: ``[N]``, the ids of each one's prompt.
+      samples: ``[N][turns]`` lists of token ids.
+      stopped: ``[N]``, whether the last token of all ended the sample.
+    """
+    rows = [[*turns[:-1], *without_end(turns[-1:], [end])] for turns, end in zip(samples, stopped, strict=True)]
+    # Only the first turn comes right behind the prompt's text.
+    before = [p if i == 0 else () for p, turns in zip(prompts, rows, strict=True) for i in range(len(turns))]
+    forms = rewards.texts(before, [ids for turns in rows for ids in turns])
+    return {form: read_turns(lambda _, texts=texts: texts, rows) for form, texts in forms.items()}
+
+
 def submit(
     rewards: Rewards,
     problems: Sequence[Problem],
@@ -46,7 +85,7 @@ def submit(
     Args:
       rewards: of the run.
       problems: ``[P]``, those of the rollout.
-      rollout: ``[P, G, T]`` on the host.
+      rollout: ``[P, G, T]`` on the host. Rewards get the policy's own tokens, and texts with each turn on its own line.
       texts: token ids, sample by sample, to texts.
       columns: columns of the data, as from `columns_of`; ``gold`` is added, and ``pieces`` if a reward asks for it.
       more: further columns by name, ``[P * G]`` each.
@@ -56,7 +95,9 @@ def submit(
     """
     n, group, longest = rollout.tokens.shape
     mine = processes.rows(n).tolist()
-    ids = [rollout.tokens[p, g, : rollout.lengths[p, g]].tolist() for p in mine for g in range(group)]
+    every = own_turns(rollout)
+    turns = [every[p * group + g] for p in mine for g in range(group)]
+    ids = [[token for turn in of_sample for token in turn] for of_sample in turns]
     each = [problems[p] for p in mine for _ in range(group)]
     values = {c: [p.columns.get(c) for p in each] for c in columns}
     values["gold"] = [p.gold for p in each]
@@ -70,8 +111,9 @@ def submit(
         piece = dict(zip(known, texts([[token] for token in known]), strict=True))
         values["pieces"] = [[piece[token] for token in row] for row in ids]
     with on_host():
-        forms = rewards.texts([p.ids for p in each], without_end(ids, rollout.stopped[mine].reshape(-1)))
-        pending = rewards.submit([p.prompt for p in each], texts(ids), ids, values, group=group, texts=forms)
+        forms = forms_of(rewards, [p.ids for p in each], turns, rollout.stopped[mine].reshape(-1))
+        read = read_turns(texts, turns)
+        pending = rewards.submit([p.prompt for p in each], read, ids, values, group=group, texts=forms)
 
     @functools.cache
     def wait() -> Scores:

@@ -140,9 +140,11 @@ def meet(message: str = "") -> list[str]:
 
 def _exchange(message: Mapping[str, str], seconds: float = _WAIT_S) -> list[dict[str, str]]:
     try:
-        messages = coordination.exchange(f"meeting/{next(_meetings)}", json.dumps(message), seconds=seconds)
+        number = next(_meetings)
+        messages = coordination.exchange(f"meeting/{number}", json.dumps(message), seconds=seconds)
     except TimeoutError as e:
         raise _Elsewhere(str(e)) from None
+    coordination.forget(f"meeting/{number - 1}/{jax.process_index()}")  # all have read it by then
     return [json.loads(text) for text in messages]
 
 

@@ -668,6 +668,26 @@ def own_tokens(samples: Rollout) -> Rollout:
     return Rollout(tokens=own(samples.tokens), logps=own(samples.logps), lengths=lengths, stopped=samples.stopped)
 
 
+def own_turns(samples: Rollout) -> list[list[list[int]]]:
+    """The policy's own tokens of each sample, turn by turn: ``[P * G][turns]`` lists of token ids. A sample that is no
+    episode has one turn.
+
+    Example:
+      >>> given = Rollout(tokens=np.array([[[7, 8, 9, 0]]]), logps=np.zeros((1, 1, 4)), lengths=np.array([[3]]),
+      ...     stopped=np.array([[True]]), sampled=np.array([[[True, False, True, False]]]))
+      >>> own_turns(given), own_turns(dataclasses.replace(given, sampled=None))
+      ([[[7], [9]]], [[[7, 8, 9]]])
+    """
+    width = samples.tokens.shape[-1]
+    found = []
+    for ids, own in zip(
+        np.asarray(samples.tokens).reshape(-1, width), sampled_tokens(samples).reshape(-1, width), strict=True
+    ):
+        bounds = np.flatnonzero(np.diff(own, prepend=False, append=False)).reshape(-1, 2).tolist()
+        found.append([ids[start:end].tolist() for start, end in bounds] or [[]])
+    return found
+
+
 def no_samples(prompts: int, group: int, tokens: int) -> Rollout:
     """Numpy arrays ``[P, G, ...]`` in which every sample is new."""
     shape = prompts, group, tokens

@@ -54,7 +54,7 @@ def select_traces(steps: Iterable[tuple[int, Sequence[Sample]]], config: TraceCo
       config: which samples count.
 
     Raises:
-      UserError: no sample has the deciding reward.
+      UserError: no sample has the deciding reward, or samples are episodes of several turns.
 
     Example:
       >>> usual = {"prompt": "1+1=", "reward": 1.0, "rewards": {"answer": 1.0}, "stop": "eos", "uid": 0}
@@ -72,6 +72,11 @@ def select_traces(steps: Iterable[tuple[int, Sequence[Sample]]], config: TraceCo
             place += 1
             if config.decides not in sample["rewards"]:
                 raise UserError(f"no reward {config.decides!r} in step {step}; it has {', '.join(sample['rewards'])}")
+            if "turns" in sample:
+                raise UserError(
+                    f"step {step} has episodes of several turns, and a trace is one answer to a question\n"
+                    "read `turns` of its samples with grpojax.records.samples.read_samples, and write chats of your own"
+                )
             text = sample["uid"], sample["completion"]
             if not _right(sample, config):
                 left_out["wrong"] += 1

@@ -108,11 +108,13 @@ class Probe(NamedTuple):
         column of the data.
       columns: its parameters after the first three that have no default and get no option: it cannot be called
         without these columns.
+      optional: those of which None is the default, and which get no option: it gets these columns where they are there.
     """
 
     problem: str
     options: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 def probe(path: str, options: Sequence[str]) -> Probe:
@@ -136,4 +138,5 @@ def probe(path: str, options: Sequence[str]) -> Probe:
         return Probe(f"takes no option {unknown[0]!r}")
     with_default = [n for n, x in named.items() if x is not None and x is not inspect.Parameter.empty]
     needed = [n for n, x in named.items() if x is inspect.Parameter.empty and n not in options]
-    return Probe("", tuple(with_default), tuple(needed))
+    optional = [n for n, x in named.items() if x is None and n not in options]
+    return Probe("", tuple(with_default), tuple(needed), tuple(optional))

@@ -331,8 +331,8 @@ class Rewards:
                 )
 
     def asks_for(self, column: str) -> bool:
-        """Whether a function cannot do without a column."""
-        return any(column in probe.columns for probe in self._probes.values())
+        """Whether a function has a keyword for a column, without a default or with None."""
+        return any(column in (*probe.columns, *probe.optional) for probe in self._probes.values())
 
     def count_is_open(self, t: int) -> bool:
         """Whether a function is yet to return the right number of values for several samples."""

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 
 from grpojax import data
+from grpojax.evaluation.rewarded import read_turns, without_end
 from grpojax.host.errors import UserError
-from grpojax.programs.sampler import own_tokens, sampled_tokens
+from grpojax.programs.sampler import own_tokens, own_turns, sampled_tokens
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
 _NONE = np.zeros((0, 0), np.float32)
@@ -156,14 +157,16 @@ def sample_rows(
 
     ``learned`` is the text that was learned from in its place, if that differs. ``with_special_tokens`` is the result
     of ``special`` for the completion without its last token, if that differs from the text. Of an episode, the
-    completion is what the policy wrote; ``turns`` adds what its environment answered (`turns_of`).
+    completion is what the policy wrote, each turn on a line of its own; ``turns`` adds what its environment answered
+    (`turns_of`).
     """
     learned, rollout = own_tokens(batch.rollout), own_tokens(batch.drawn or batch.rollout)
+    of_episodes, group = own_turns(batch.drawn or batch.rollout), rollout.lengths.shape[1]
     mean = advantages.sum(-1) / np.maximum(learned.lengths, 1)
     places = np.argwhere(rollout.lengths > 0).tolist()  # a prompt may have fewer samples than others
     drawn, taken = ([x.tokens[p, g, : x.lengths[p, g]].tolist() for p, g in places] for x in (rollout, learned))
-    rows = []
-    for (p, g), ids, text in zip(places, drawn, texts(drawn), strict=True):
+    turns, rows = [of_episodes[p * group + g] for p, g in places], []
+    for (p, g), ids, text in zip(places, drawn, read_turns(texts, turns), strict=True):
         problem = batch.problems[p]
         rows.append(
             {
@@ -184,8 +187,8 @@ def sample_rows(
     others = [i for i, (ids, instead) in enumerate(zip(drawn, taken, strict=True)) if ids != instead]
     for i, text in zip(others, texts([taken[i] for i in others]), strict=True):
         rows[i]["learned"] = text
-    without_end = [ids[:-1] if row["stop"] == "eos" else ids for ids, row in zip(drawn, rows, strict=True)]
-    for row, text in zip(rows, special(without_end), strict=True) if special is not None else ():
+    whole = [[*of[:-1], *without_end(of[-1:], [row["stop"] == "eos"])] for of, row in zip(turns, rows, strict=True)]
+    for row, text in zip(rows, read_turns(special, whole), strict=True) if special is not None else ():
         if text != row["completion"]:
             row["with_special_tokens"] = text
     if batch.rollout.sampled is not None:

@@ -113,7 +113,7 @@ class Players:
 
         def play(batch: Sequence[data.Problem]) -> Drawn:
             played = Playing(self, params, batch, jax.random.key(config.seed), config.sampler).finish(sync)
-            return Drawn(played.rollout, played.columns)
+            return Drawn(played.rollout, played.columns, played.problems)
 
         return {"play": play, "more": COLUMNS}
 
@@ -157,6 +157,7 @@ class Playing:
         self._added = self._shared(dict(self._environments.open(rows)))
         try:
             self.problems = [self._asked(p, problem, group) for p, problem in enumerate(problems)]
+            self._check_positions(problems, config.max_tokens)
             prompts = data.to_prompts(self.problems, self._length(), group)
             self.sampler = EpisodeSampler(players.policy, params, prompts, key, config, turn_tokens=players.turn_tokens)
         except BaseException:
@@ -183,7 +184,7 @@ class Playing:
                 out = self.sampler.fetch()
                 self._round_s = max(_LEAST_WAIT, time.perf_counter() - since)
                 self._hand_in(out)
-                answers, counts = self._answers(out)
+                answers, counts = self._answers(out, sync)
                 if not counts.any():
                     return self._played(out)
                 self.sampler.go_on(answers, counts)
@@ -207,46 +208,56 @@ class Playing:
         if mine:
             self._environments.play(mine)
 
-    def _answers(self, out: Rollout) -> tuple[np.ndarray, np.ndarray]:
-        """``(tokens [P, G, T], counts [P, G])`` to append, of the answers that are there. Waits for some; there are
-        none if all episodes are over."""
+    def _answers(self, out: Rollout, sync: Callable[[Any], object]) -> tuple[np.ndarray, np.ndarray]:
+        """``(tokens [P, G, T], counts [P, G])`` to append, of the answers that are there. Waits for some, during which
+        the run may stop (``sync``); there are none if all episodes are over."""
         answers, counts = np.zeros(out.tokens.shape, np.int32), np.zeros(out.lengths.shape, np.int32)
         while self._waiting and not counts.any():
-            for episode, reply in sorted(self._replies().items()):
+            for episode, answer in sorted(self._replies(out, sync).items()):
                 at = self._places[episode]
                 self._waiting.discard(at)
-                ids = self._appended(at, reply, out)
-                answers[at][: len(ids)], counts[at] = ids, len(ids)
+                self._counts["calls"][at] += answer["calls"]
+                self._counts["failures"][at] += answer["failures"]
+                if answer["invalid"] is not None:
+                    self._invalid[at] = answer["invalid"]
+                ids = answer["ids"]
+                if out.lengths[at] + len(ids) < out.tokens.shape[-1]:
+                    answers[at][: len(ids)], counts[at] = ids, len(ids)
+                elif ids:
+                    self._cut[at] = True  # no token of a next turn would have a place
         self._drawn = {(int(p), int(g)) for p, g in np.argwhere(counts)}
         self._begins = np.where(counts, out.lengths + counts, self._begins)
         return answers, counts
 
     def _appended(self, at: Place, reply: Reply, out: Rollout) -> list[int]:
-        """The tokens to append to a sample; empty if its episode is over."""
-        self._counts["calls"][at] += reply.calls
-        self._counts["failures"][at] += reply.failures
+        """The tokens to append to a sample, as many as can be of use; empty if its episode is over."""
         self._chats[at] += reply.messages
-        if reply.invalid is not None:
-            self._invalid[at] = reply.invalid
         if reply.invalid is not None or reply.done or not reply.messages:
             return []
         end = int(out.tokens[at][out.lengths[at] - 1]) if out.stopped[at] else None
         ids = self._players.tokenize.after_turn(reply.messages, end, most=self._players.config.max_tool_tokens)
-        if out.lengths[at] + len(ids) < out.tokens.shape[-1]:
-            return ids
-        self._cut[at] = True  # no token of a next turn would have a place
-        return []
+        return ids[: out.tokens.shape[-1]]
 
-    def _replies(self) -> Mapping[Episode, Reply]:
-        """Some of the replies, the same on all processes: those that are there after as long as a round takes."""
+    def _replies(self, out: Rollout, sync: Callable[[Any], object]) -> Mapping[Episode, dict[str, Any]]:
+        """Some of the replies, the same on all processes: those that are there after as long as a round takes. Tokens
+        stand for their messages, which may be long, and which only the process that plays the episode keeps."""
         while True:
+            sync(())  # tools may take long; all processes come here equally often
             until, mine = time.perf_counter() + self._round_s, dict[Episode, Reply]()
             wanted = len(self._waiting & self._mine)
             while len(mine) < wanted and (left := until - time.perf_counter()) > 0:
                 mine |= self._environments.replies(left)
-            shared = self._shared({episode: dataclasses.asdict(reply) for episode, reply in mine.items()})
-            if shared:
-                return {episode: Reply(**x) for episode, x in shared.items()}
+            answers = dict[Episode, dict[str, Any]]()
+            for episode, reply in mine.items():
+                ids = self._appended(self._places[episode], reply, out)
+                answers[episode] = {
+                    "ids": ids,
+                    "calls": reply.calls,
+                    "failures": reply.failures,
+                    "invalid": reply.invalid,
+                }
+            if shared := self._shared(answers):
+                return shared
 
     def _shared(self, mine: Mapping[Episode, Any]) -> dict[Episode, Any]:
         """What all processes have, by episode."""
@@ -258,10 +269,15 @@ class Playing:
     def _played(self, out: Rollout) -> Played:
         mine = sorted(self._mine)
         episodes = [self._episodes[at] for at in mine]
-        given = zip(mine, self._environments.rewards(episodes), strict=True)
-        known = {at: None if x is None or math.isnan(x) else float(x) for at, x in given}
-        shown = self._environments.snapshots(episodes) if self._players.shows else [None] * len(mine)
-        columns = known, self._chats, dict(zip(mine, shown, strict=True))
+        given = self._environments.rewards(episodes)
+        shows = self._players.shows
+        shown = self._environments.snapshots(episodes) if shows else [None] * len(mine)  # None where it is invalid
+        known = {at: None if x is None or _is_nan(x) else float(x) for at, x in zip(mine, given, strict=True)}
+        # An episode may have become invalid without a reply that says so: at its reset, or after its last turn.
+        gone = {e: "end" for e, x, y in zip(episodes, given, shown, strict=True) if _is_nan(x) or (shows and y is None)}
+        for episode, reason in self._shared(gone).items():
+            self._invalid.setdefault(self._places[episode], reason)
+        columns = known, {at: self._chats[at] for at in mine}, dict(zip(mine, shown, strict=True))
         return Played(
             problems=self.problems,
             rollout=dataclasses.replace(out, stopped=out.stopped & ~self._cut),
@@ -273,15 +289,18 @@ class Playing:
     # ------------------------------------------------------------------------------------------------ prompts
 
     def _asked(self, p: int, problem: data.Problem, group: int) -> data.Problem:
-        """A problem with what ``reset`` added."""
-        first, *others = (self._added[self._episodes[p, g]] or None for g in range(group))
-        if any(other != first for other in others):
+        """A problem with what ``reset`` added. A sample whose ``reset`` failed has no text, and gets that of the
+        others: it will not count."""
+        every = [self._added[self._episodes[p, g]] for g in range(group)]
+        texts = [added for added in every if added]
+        if not texts:
+            return problem
+        first = texts[0]
+        if any(other != first for other in texts):
             raise UserError(
                 f"environment: reset gave different texts to samples of problem {problem.uid}, which share a prompt: "
                 f"{str(first)[:60]!r} and others\ndraw what differs from a column of the row, such as a seed"
             )
-        if first is None:
-            return problem
         chat = _messages(problem)
         if isinstance(first, str):
             chat = [*chat[:-1], {**chat[-1], "content": chat[-1]["content"] + first}]
@@ -297,8 +316,23 @@ class Playing:
         text = chat[-1]["content"]
         return dataclasses.replace(problem, ids=ids, prompt=text, chat=None if isinstance(asked, str) else chat)
 
+    def _check_positions(self, given: Sequence[data.Problem], longest: int) -> None:
+        """Raises `UserError` if samples of a prompt that grew could become longer than the model's positions."""
+        most = self._players.policy.config.max_positions
+        for before, problem in zip(given, self.problems, strict=True):
+            if len(problem.ids) > len(before.ids) and len(problem.ids) + longest > most:
+                raise UserError(
+                    f"environment: the prompt of problem {problem.uid} has {len(problem.ids)} tokens with what reset "
+                    f"added; with {longest} of a sample that is over the model's max_position_embeddings={most}\n"
+                    "lower rollout.max_tokens, or shorten the text of reset"
+                )
+
     def _length(self) -> int:
         return packing.bucket(max(len(p.ids) for p in self.problems), self._players.longest_prompt)
+
+
+def _is_nan(x: float | None) -> bool:
+    return x is not None and math.isnan(x)
 
 
 def _row(problem: data.Problem) -> dict[str, Any]:

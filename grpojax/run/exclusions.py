@@ -235,6 +235,12 @@ _EPISODES = (
         lambda c: f"variant.ratio={c.method.variant.objective.ratio}: set variant.ratio=token",
     ),
     _plays(
+        "the variant `gtpo`",
+        "beginnings and ends that samples share are compared token by token, without holes between turns",
+        lambda c: c.method.variant.name == "gtpo",
+        lambda c: "variant 'gtpo', which compares whole completions: take another variant",
+    ),
+    _plays(
         "`variant.answer_weight`",
         "the answer is looked for in the whole text, which has what environments answered too",
         lambda c: c.method.variant.options.get("answer_weight", 1.0) != 1.0,

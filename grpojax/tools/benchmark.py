@@ -14,6 +14,7 @@ import numpy as np
 from grpojax import data
 from grpojax.host import files, processes
 from grpojax.models import DecoderConfig
+from grpojax.programs.sampler import own_tokens
 from grpojax.records.metrics import read_metrics
 from grpojax.run.profiling import ProfileConfig
 from grpojax.run.recipe import Config
@@ -43,12 +44,12 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     """
     config = _timed(config, WARM + steps)
     prompts: list[list[int]] = []  # tokens of each prompt, step by step
-    lengths: list[np.ndarray] = []  # [P, G] tokens of each completion
+    lengths: list[np.ndarray] = []  # [P, G] tokens of each completion, without what an environment answered
     work: list[dict[str, float]] = []  # FLOPs of each phase
 
     def note(problems: Sequence[data.Problem], rollout: Rollout) -> None:
         prompts.append([len(p.ids) for p in problems])
-        lengths.append(rollout.lengths)
+        lengths.append(own_tokens(rollout).lengths)
         work.append(trainer.work)
 
     trainer = Trainer(config, eos_ids=() if full_length else None, on_step=note)

@@ -146,8 +146,16 @@ def recipe_of(path: str, overrides: Iterable[str], method: str | Mapping[str, An
     update is the run's first, at the full learning rate, and nothing is filtered, evaluated or tracked. The reference
     of a method that has one is the model that the run starts from. A section for the recipe's own variant (critic,
     rollout.sample_allocation, rollout.retire without a share) goes with that variant only.
+
+    Raises:
+      UserError: the recipe has an environment: what is measured is of completions of one turn.
     """
     given = recipe.load(path, overrides)
+    if given.environment is not None:
+        raise UserError(
+            "environment: displacement is measured on completions of one turn; set environment=null, and leave out the "
+            "reward 'environment'"
+        )
     own, variant = _mapping(given.variant), _mapping(method)
     is_own = own.get("name") == variant.get("name")
     if is_own and isinstance(method, str):

@@ -357,6 +357,11 @@ NUMBERS = """\
 {%- for m in messages -%}<|{{ m.role }}|>{{ m.content }}{{ loop.index if m.role == 'tool' }}<|end|>{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
 
+LAST = """\
+{%- for m in messages -%}{%- if m.role != 'tool' or loop.last -%}<|{{ m.role }}|>{{ m.content }}<|end|>{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+
 
 @pytest.mark.parametrize(
     ("template", "why"),
@@ -367,8 +372,9 @@ NUMBERS = """\
         (GROWS + TEMPLATES["plain"], "begins a chat with"),
         (SILENT, "does not write a tool's answer"),
         (NUMBERS, "after a later turn"),
+        (LAST, "two answers of tools"),
     ],
-    ids=["closes", "returns", "refuses", "grows", "silent", "numbers"],
+    ids=["closes", "returns", "refuses", "grows", "silent", "numbers", "last"],
 )
 def test_a_template_that_changes_what_stands_before_an_answer_is_refused_at_the_start(template, why):
     with pytest.raises(UserError) as e:

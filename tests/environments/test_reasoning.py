@@ -167,7 +167,7 @@ def test_they_are_sources():
 
 
 @pytest.mark.parametrize(("path", "options", "message"), [
-    ("reasoning:story", {}, "reasoning:story: no such family; there are sums, stories, tallies"),
+    ("reasoning:story", {}, "reasoning:story: no such family; there are sums, products, stories, tallies"),
     ("reasoning:sums", {"mots": 3}, "unknown key; did you mean 'most'"),
     ("reasoning:sums", {"most": 3, "size": 16}, "size=16: there are "),
     ("reasoning:sums", {"most": 99, "terms": 4}, "most=99: with terms=4 there are over a million sums"),

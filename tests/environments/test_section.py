@@ -5,9 +5,7 @@ from tiny_run import make_run
 
 from grpojax.environments.config import BUILT_IN, EnvironmentConfig
 from grpojax.host import settings
-from grpojax.host.errors import UserError
-from grpojax.run import recipe, sources
-from grpojax.run.sources.source import Plain
+from grpojax.run import recipe
 
 
 def test_a_recipe_with_the_section_is_read_and_stored(tmp_path):
@@ -18,13 +16,6 @@ def test_a_recipe_with_the_section_is_read_and_stored(tmp_path):
     choices = recipe.load(make_run(tmp_path), ["environment={choices: {a: {name: python}, b: {tools: ['m:f']}}}"])
     assert list(choices.environment.all_choices) == ["a", "b"]
     assert recipe.load(make_run(tmp_path)).environment is None
-
-
-def test_a_recipe_with_the_section_is_not_run_without_it(tmp_path):
-    plain = recipe.load(make_run(tmp_path))
-    assert sources._kind(plain) is Plain
-    with pytest.raises(UserError, match="environment='calculator'"):
-        sources._kind(recipe.load(make_run(tmp_path), ["environment={name: calculator}"]))
 
 
 @pytest.mark.parametrize("name", ["workers", "seconds", "memory"])

@@ -1,5 +1,6 @@
 """Attempts are rewarded as in training, batch by batch, and what hangs costs its sample."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -82,6 +83,39 @@ def test_a_batch_is_judged_while_the_next_is_drawn():
     with Slow([RewardConfig(name="answer_format")]) as rewards:
         assert len(list(Evaluator(rewards).attempts(problems, sample, spelled, size=2, max_prompt_tokens=8))) == 2
     assert order == ["draw", "submit", "draw", "submit", "wait", "wait"]
+
+
+def test_what_was_added_to_a_prompt_is_in_the_attempts():
+    def play(batch, _):
+        asked = [dataclasses.replace(p, prompt=f"{p.prompt} of {p.uid}") for p in batch]
+        return Drawn(rollout([[1]] * len(batch)), problems=asked)
+
+    with run_of({"name": "answer"}) as rewards:
+        batches = Evaluator(rewards).attempts(
+            [problem(i) for i in range(3)], play, spelled, size=2, max_prompt_tokens=8
+        )
+        assert [a.prompt for batch in batches for a in batch] == ["q0 of 0", "q1 of 1", "q2 of 2"]
+
+
+def test_each_process_keeps_its_rows_wherever_an_evaluation_goes_on(monkeypatch):
+    """Of two processes each knows the columns of every other row of a batch as it is drawn."""
+    seen = []
+
+    class Sees(Evaluator):
+        def _judging(self, problems, rollout, texts, columns, more):
+            seen.append(([p.uid for p in problems], more["mine"]))
+            return lambda: [p.uid for p in problems]
+
+    def play(batch, _):
+        return Drawn(rollout([[1]] * len(batch)), {"mine": [None if i % 2 else p.uid for i, p in enumerate(batch)]})
+
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    with run_of({"name": "answer"}) as rewards:
+        batches = Sees(rewards).attempts(
+            [problem(i) for i in range(9)], play, spelled, size=4, max_prompt_tokens=8, start=3, more=["mine"]
+        )
+        assert list(batches) == [[3], [4, 5, 6, 7], [8]]
+    assert all(known == [None if i % 2 else uid for i, uid in enumerate(uids)] for uids, known in seen)
 
 
 def test_without_a_judge_there_is_the_rewards_mean_and_no_accuracy():

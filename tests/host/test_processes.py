@@ -17,7 +17,6 @@ class Process(threading.local):
 def three(monkeypatch):
     """Calls a function as each of three processes at once; what it gave them."""
     me, posted, there = Process(), {}, threading.Condition()
-    numbers = {i: iter(range(100)) for i in range(3)}
 
     def exchange(name, text, *, seconds):
         with there:
@@ -27,14 +26,18 @@ def three(monkeypatch):
         return [posted[name][i] for i in range(3)]
 
     class Numbers:
+        def __init__(self):
+            self._of = {i: iter(range(100)) for i in range(3)}
+
         def __next__(self):
-            return next(numbers[me.index])
+            return next(self._of[me.index])
 
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     monkeypatch.setattr(jax, "process_index", lambda: me.index)
     monkeypatch.setattr(coordination, "exchange", exchange)
     monkeypatch.setattr(coordination, "forget", lambda key: None)
     monkeypatch.setattr(processes, "_gathers", Numbers())
+    monkeypatch.setattr(processes, "_meetings", Numbers())
 
     def call(function):
         out = [None] * 3
@@ -51,6 +54,13 @@ def three(monkeypatch):
         return out
 
     return call
+
+
+def test_a_meeting_is_forgotten_at_the_next_one(three, monkeypatch):
+    gone = []
+    monkeypatch.setattr(coordination, "forget", gone.append)
+    assert three(lambda: [processes.meet("a"), processes.meet("b")]) == [[["a"] * 3, ["b"] * 3]] * 3
+    assert {f"meeting/0/{i}" for i in range(3)} <= {*gone} and not any("/1/" in key for key in gone)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])

@@ -45,6 +45,8 @@ def test_thresholds():
     assert taken(success=2.0)[0] == []
     with pytest.raises(UserError, match="no reward 'length' in step 1; it has other, answer"):
         taken(decides="length")
+    with pytest.raises(UserError, match="step 2 has episodes .*(?s:.*)read_samples"):
+        select_traces([(2, [{**sample(7, "ab"), "turns": ["a", "5", "b"]}])], TraceConfig(decides="answer"))
     with pytest.raises(UserError, match="most=-1: must be at least 0"):
         taken(most=-1)
 

@@ -234,10 +234,16 @@ def test_pieces_are_a_column_only_where_a_reward_wants_them():
         made.check_columns([])
 
 
-@pytest.mark.parametrize(("name", "options", "taken", "columns"), [
-    ("misbehaving:scaled", ["scale"], ("scale",), ()),
-    ("misbehaving:takes_what_it_gets", [], (), ("tags",)),
-    ("reward_functions:later", [], ("scale",), ("k",)),
+@pytest.mark.parametrize(("name", "options", "taken", "columns", "optional"), [
+    ("misbehaving:scaled", ["scale"], ("scale",), (), ()),
+    ("misbehaving:takes_what_it_gets", [], (), ("tags",), ()),
+    ("reward_functions:later", [], ("scale",), ("k",), ()),
+    ("misbehaving:asks", ["totl"], (), (), ("note",)),
 ])  # fmt: skip
-def test_options_are_keywords_with_a_default_and_columns_those_without(name, options, taken, columns):
-    assert sandbox.probe(name, options) == sandbox.Probe("", taken, columns)
+def test_options_are_keywords_with_a_default_and_columns_those_without(name, options, taken, columns, optional):
+    assert sandbox.probe(name, options) == sandbox.Probe("", taken, columns, optional)
+
+
+def test_a_function_asks_for_a_column_with_none_as_its_default_too():
+    with Rewards([RewardConfig(name="misbehaving:asks", options={"totl": 1})]) as made:
+        assert made.asks_for("note") and not made.asks_for("totl")

@@ -1,5 +1,8 @@
 """Runs whose samples are episodes of several turns, with environments of the test's own."""
 
+import dataclasses
+import time
+
 import numpy as np
 import pytest
 import spies
@@ -41,7 +44,7 @@ def test_samples_are_episodes_whose_log_probs_are_the_trainer_s(recipe, tmp_path
     for s in samples:
         own, answered = s["turns"][::2], s["turns"][1::2]
         assert s["length"] == sum(s["sampled"][::2]) and len(s["ids"]) == sum(s["sampled"])
-        assert s["completion"] == "".join(own).replace("<eos>", "").replace("<pad>", "")
+        assert s["completion"] == "\n".join(own).replace("<eos>", "").replace("<pad>", "")
         assert all(a.isdigit() for a in answered)
         assert s["rewards"]["environment"] == len(own) - (len(own) == 4)  # the last turn is not played
         assert all(n <= 6 for n in s["sampled"][::2]) and all(n <= 4 for n in s["sampled"][1::2])
@@ -84,6 +87,31 @@ def test_a_resumed_run_draws_the_open_episodes_again(recipe, tmp_path, monkeypat
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
+def test_a_run_may_stop_while_tools_work(recipe, tmp_path, monkeypatch):
+    class Hangs(Fake):
+        """Has no reply, and asks the run to stop."""
+
+        def replies(self, timeout=None):
+            time.sleep(timeout)
+            asked.append(1)
+            assert len(asked) < 20
+            trainer.session.control.ask("SIGTERM")
+            return {}
+
+    fake, asked = Hangs(), []
+    trainer = played(monkeypatch, recipe, tmp_path / "run", fake=fake)
+    assert not trainer.run() and not fake.open_now
+
+
+def test_a_prompt_that_grows_over_the_positions_of_the_model_is_refused(recipe, tmp_path, monkeypatch):
+    fake = Fake(resets=lambda row, sample: " x")
+    trainer = played(monkeypatch, recipe, tmp_path / "run", "data.max_prompt_tokens=16", fake=fake)
+    monkeypatch.setattr(trainer.policy, "config", dataclasses.replace(trainer.policy.config, max_positions=36))
+    with pytest.raises(UserError, match="max_position_embeddings=36") as e:
+        trainer.run()
+    assert "rollout.max_tokens" in str(e.value) and not fake.open_now
+
+
 def test_an_invalid_episode_has_no_reward_and_is_counted(recipe, tmp_path, monkeypatch):
     fake = Fake(invalid=lambda uid, sample: sample == 2)
     assert played(monkeypatch, recipe, tmp_path / "run", fake=fake).run()
@@ -98,6 +126,17 @@ def test_what_reset_returns_is_in_the_prompt(recipe, tmp_path, monkeypatch):
     assert played(monkeypatch, recipe, tmp_path / "run", "data.max_prompt_tokens=16", fake=fake).run()
     _, samples = read_samples(tmp_path / "run", 3)
     assert all(s["prompt"].endswith(f"= x{s['gold']}") for s in samples)
+
+
+def test_a_reset_that_fails_makes_only_its_own_episode_invalid(recipe, tmp_path, monkeypatch):
+    """It has no text, and the samples of its prompt have one; with a single turn no reply tells of it."""
+    fake = Fake(resets=lambda row, sample: None if sample == 1 else " x", lost=lambda uid, sample: sample == 1)
+    how = "data.max_prompt_tokens=16", "environment={name: 'a:B', max_turns: 1}"
+    assert played(monkeypatch, recipe, tmp_path / "run", *how, fake=fake).run()
+    _, samples = read_samples(tmp_path / "run", 3)
+    assert all(s["prompt"].endswith(" x") for s in samples)
+    assert [s["reward"] is None for s in samples] == [s["sample"] == 1 for s in samples]
+    assert numbers(tmp_path / "run")[-1]["rewards/invalid/environment/end"] == 8
 
 
 @pytest.mark.parametrize(
@@ -164,6 +203,7 @@ def test_held_out_problems_are_played_too(recipe, tmp_path, monkeypatch):
         (("variant=grpo_process",), "'grpo_process'"),
         (("variant=gt_likelihood",), "'gt_likelihood'"),
         (("variant=grpo_lambda_traces",), "variant.ratio=trace"),
+        (("variant=gtpo",), "'gtpo'"),
         (("variant={name: llds, answer_weight: 0.5}", "train.ppo_epochs=2"), "variant.answer_weight=0.5"),
         (("environment=null",), "max_turn_tokens=6"),
         (("environment=null", "rollout.max_turn_tokens=0"), "'environment'"),

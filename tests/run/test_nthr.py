@@ -88,7 +88,10 @@ def test_its_anchors_are_right_answers_and_not_bonuses():
         policy=SimpleNamespace(shards=1), config=SimpleNamespace(train=TrainConfig(steps=1)),
     )  # fmt: skip
     state = {"policy": SimpleNamespace(params=None)}
-    batch = SimpleNamespace(by_name={"answer": outcome}, rollout=rollout, problems=["a", "b"])
+    batch = SimpleNamespace(
+        by_name={"answer": outcome}, rollout=rollout, problems=["a", "b"], sampled=np.ones((2, 3, 4), bool),
+        own_lengths=rollout.lengths,
+    )  # fmt: skip
     made, logged = TokenInfluence.after(part, state, batch, total)
     ((problems, weights),) = asked
     assert problems == ["b"] and logged["nthr/mixed_groups"] == 1

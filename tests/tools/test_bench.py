@@ -13,6 +13,7 @@ from grpojax.models.decoder_config import Experts
 from grpojax.models.flops import decode_bytes, forward_flops, layer_weights
 from grpojax.run import recipe as recipes
 from grpojax.tools import benchmark, cli, plan_shapes
+from grpojax.types import Rollout
 
 
 def test_flops_are_counted_on_tokens_in_use():
@@ -42,7 +43,8 @@ def test_windowed_layers_read_fewer_blocks_of_the_cache():
 
 
 class FakeTrainer:
-    """Steps of 1, 2, ... seconds with one prompt of two tokens; in step n its samples have n and n + 1."""
+    """Steps of 1, 2, ... seconds with one prompt of two tokens; in step n its samples have n and n + 1, after the two
+    that an environment answered."""
 
     made: list["FakeTrainer"] = []
 
@@ -59,7 +61,10 @@ class FakeTrainer:
         lines = []
         for n in range(1, self.config.train.steps + 1):
             self.work = {"rollout": 1e9 * n, "score": 2e9 * n, "late": 0.0, "update": 6e9 * n}
-            self.on_step([types.SimpleNamespace(ids=[1, 2])], types.SimpleNamespace(lengths=np.array([[n, n + 1]])))
+            tokens, lengths = np.ones((1, 2, n + 3), np.int32), np.array([[n + 2, n + 3]])
+            own = (np.arange(n + 3) > 1) & (np.arange(n + 3) < lengths[..., None])
+            drawn = Rollout(tokens=tokens, logps=tokens * 0.0, lengths=lengths, stopped=lengths > 0, sampled=own)
+            self.on_step([types.SimpleNamespace(ids=[1, 2])], drawn)
             times = {f"time/{name}_s": float(n) for name in benchmark.PHASES if name != "late"}
             times["time/reward_s"] = n / 8
             lines.append(json.dumps({"step": n, "useful_token_fraction": 0.5, **times}) + "\n")

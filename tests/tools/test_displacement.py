@@ -101,6 +101,12 @@ def test_a_recipe_keeps_its_own_variants_options(recipe):
     assert other.train.updates_a_rollout == other.train.steps == 1 and other.optimizer.warmup_steps == 0
 
 
+def test_a_recipe_of_episodes_is_refused(recipe):
+    played = ["environment={name: 'a:B'}", "rollout.overlap=0"]
+    with pytest.raises(UserError, match="set environment=null"):
+        question_updates.recipe_of(str(recipe), played, "grpo")
+
+
 def test_methods_are_names_mappings_and_recipes(tmp_path):
     assert doctest.testmod(question_updates).failed == 0
     (tmp_path / "base.yaml").write_text("variant: {name: nthr, beta: 0.5}\n")

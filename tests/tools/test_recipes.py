@@ -126,7 +126,8 @@ LEAVES = dict(leaves(config.Config))
 
 def required(path):
     """What a section must have before another of its settings means anything."""
-    return ["model.adapter.rank=4"] if path.startswith("model.adapter.") else []
+    needed = {"model.adapter.": "model.adapter.rank=4", "environment.": "environment.name=calculator"}
+    return [setting for section, setting in needed.items() if path.startswith(section)]
 
 
 def test_the_settings_are_found():
@@ -143,7 +144,7 @@ def test_the_settings_are_found():
 
 @pytest.mark.parametrize("path", LEAVES)
 def test_a_wrong_type_and_a_typo_are_told_with_their_path(path):
-    value = "[1]" if path == "data.template_options" else "{oops: [1]}"  # that one takes any mapping
+    value = "[1]" if path in ("data.template_options", "environment.options") else "{oops: [1]}"  # any mapping is one
     with pytest.raises(UserError) as wrong:
         config.load(QUICKSTART, [*required(path), f"{path}={value}"])
     assert path.split(".")[-1] in str(wrong.value) and str(wrong.value).count("\n") <= 1

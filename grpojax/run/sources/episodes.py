@@ -12,7 +12,6 @@ from grpojax.evaluation import submit
 from grpojax.programs import calls, episode_sampler
 from grpojax.programs.calls import Call
 from grpojax.programs.policy import PolicyShape
-from grpojax.programs.sampler import own_tokens
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.episodes import Place, Players, Playing
 from grpojax.run.recipe import Config
@@ -22,9 +21,9 @@ from grpojax.run.sources.source import InFlight, Plain, Scored
 class Episodes(Plain):
     """As `Plain`, with samples that are episodes of several turns.
 
-    Rewards read the policy's own text, all turns in succession, and get `grpojax.run.episodes.COLUMNS`. An episode that
-    its environment made invalid has no reward. Between two steps no episode is open: those of a step that was not
-    finished are drawn again, with the same draws.
+    Rewards read the policy's own text, each turn on a line of its own, and get `grpojax.run.episodes.COLUMNS`. An
+    episode that its environment made invalid has no reward. Between two steps no episode is open: those of a step that
+    was not finished are drawn again, with the same draws.
 
     Args:
       given, options: as of `Plain`.
@@ -55,7 +54,7 @@ class Episodes(Plain):
         wait = submit(
             self.rewards,
             played.problems,
-            own_tokens(played.rollout),
+            played.rollout,
             self.policy.texts,
             self.columns,
             more=played.columns,

@@ -27,7 +27,7 @@ from grpojax.host.on_host import on_host
 from grpojax.programs import batch_shards, calls, packing
 from grpojax.programs.calls import Call
 from grpojax.programs.policy import Policy, PolicyShape
-from grpojax.programs.sampler import SamplerConfig, own_tokens
+from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.run import curriculum
@@ -352,7 +352,7 @@ class Plain:
 
     def submit(self, problems: Sequence[data.Problem], rollout: Rollout, more: Rollout | None = None) -> RolloutBatch:
         """Submits samples, and ``more`` from the companion, to the rewards: each process its own rows."""
-        wait = submit(self.rewards, problems, own_tokens(rollout), self.policy.texts, self.columns)
+        wait = submit(self.rewards, problems, rollout, self.policy.texts, self.columns)
         pending: list[Pending] = [Scored(self, wait)]
         if self.companion is not None and more is not None:
             pending.append(self.companion.submit(problems, more))
