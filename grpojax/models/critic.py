@@ -23,7 +23,7 @@ from grpojax.models.adapters import FACTORS
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.hf.config_json import damaged
+from grpojax.models.hf.folder import damaged
 from grpojax.models.weight_table import DECODER, Weight, WeightTable, initial, shardings, zeros
 from grpojax.types import Array, PerPrompt, Rows, Samples
 

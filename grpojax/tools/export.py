@@ -87,7 +87,7 @@ def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
     from grpojax.host import files, settings
     from grpojax.models import ModelConfig
-    from grpojax.models.hf.config_json import read_json
+    from grpojax.models.hf.folder import read_json
     from grpojax.models.sharding import MeshConfig
     from grpojax.run.sections import CriticConfig
 

@@ -15,7 +15,7 @@ from grpojax.host import agreement, files, processes, settings
 from grpojax.host.errors import UserError
 from grpojax.models import hf
 from grpojax.models.compute import ModelConfig
-from grpojax.models.hf.config_json import model_folder, read_json, refuse_adapter
+from grpojax.models.hf.folder import model_folder, read_json, refuse_adapter
 from grpojax.programs.policy import weights_digest
 from grpojax.records import metrics
 from grpojax.records.checkpoint import Checkpoints

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax import data
     from grpojax.host import files, settings
     from grpojax.models import hf
-    from grpojax.models.hf.config_json import read_json
+    from grpojax.models.hf.folder import read_json
     from grpojax.records.samples import read_samples, sample_steps
     from grpojax.records.traces import TraceConfig, select_traces, trace_row
     from grpojax.run.recipe import Config

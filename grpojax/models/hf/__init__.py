@@ -1,7 +1,8 @@
 """Hugging Face folders in and out."""
 
 from grpojax.models.hf import peft
-from grpojax.models.hf.config_json import from_hf, model_folder, read_config
+from grpojax.models.hf.config_json import from_hf, read_config
+from grpojax.models.hf.folder import model_folder
 from grpojax.models.hf.reading import load
 from grpojax.models.hf.tokenizer import (
     check_ends,

@@ -19,7 +19,8 @@ from jax.typing import DTypeLike
 from grpojax.host.errors import UserError
 from grpojax.models import decoder
 from grpojax.models.decoder_config import DecoderConfig, Llama3Scaling
-from grpojax.models.hf.config_json import to_hf, write_json
+from grpojax.models.hf.config_json import to_hf
+from grpojax.models.hf.folder import write_json
 from grpojax.models.hf.gguf_tokenizer import special_ids, tokenizer_of
 from grpojax.models.hf.weights import file_dtype
 from grpojax.models.hf.writing import save

@@ -16,7 +16,7 @@ from etils import epath
 
 from grpojax.host import files
 from grpojax.host.errors import UserError
-from grpojax.models.hf.config_json import damaged
+from grpojax.models.hf.folder import damaged
 
 _DTYPES = {"F32": np.dtype(np.float32), "BF16": jnp.dtype(jnp.bfloat16), "F16": np.dtype(np.float16)}
 _LONGEST = 100 * 10**6  # bytes of a header, as safetensors itself has it

@@ -15,7 +15,8 @@ from grpojax.host import files, processes
 from grpojax.host.errors import UserError
 from grpojax.models.adapters import FACTORS, LINEAR, AdapterConfig, Target, abstract
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.hf.config_json import read_json, text_part, write_json
+from grpojax.models.hf.config_json import text_part
+from grpojax.models.hf.folder import read_json, write_json
 from grpojax.models.hf.weights import joined, open_file
 from grpojax.models.hf.writing import appearing
 from grpojax.models.sharding import named

@@ -19,7 +19,8 @@ from jax.typing import DTypeLike
 
 from grpojax.models import decoder
 from grpojax.models.decoder import Decoder
-from grpojax.models.hf.config_json import model_folder, read_config
+from grpojax.models.hf.config_json import read_config
+from grpojax.models.hf.folder import model_folder
 from grpojax.models.hf.tokenizer import fit_tokenizer
 from grpojax.models.hf.weights import (
     OnDisk,
@@ -42,7 +43,7 @@ Bounds = tuple[tuple[int, int], ...]  # start and stop of each axis
 def load(
     path: str | os.PathLike, *, tokenizer: Any = None, mesh: Mesh | None = None, dtype: DTypeLike | None = None
 ) -> Decoder:
-    """Reads a Hugging Face folder (`ARCHITECTURES` of `grpojax.models.hf.config_json`; bf16, f16 or f32 safetensors).
+    """Reads a Hugging Face folder (`grpojax.models.hf.families`; bf16, f16 or f32 safetensors).
 
     Weights may have the names that ``torch.compile``, DDP, FSDP or peft give them, or lack the ``model.`` in front.
     With tied embeddings, ``lm_head.weight`` may be there if it equals them. ``rotary_emb.inv_freq`` is ignored, and so

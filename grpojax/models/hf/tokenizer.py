@@ -10,7 +10,7 @@ from grpojax.host import files
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.hf.config_json import (
+from grpojax.models.hf.folder import (
     check_tokenizer_files,
     damaged,
     model_folder,

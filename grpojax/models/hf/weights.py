@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.hf.config_json import MERGE, damaged, read_json
+from grpojax.models.hf.families import FAMILIES
+from grpojax.models.hf.folder import MERGE, damaged, read_json
 from grpojax.models.hf.in_bucket import TensorFile
 from grpojax.models.weight_table import DECODER, axes_of, layers_with, leaf_name
 
@@ -97,31 +98,6 @@ def names_of(ours: str, shape: tuple[int, ...], config: DecoderConfig) -> dict[t
     return {at: name.format(*(layers[i] for i in at[:1]), *at[1:]) for at in np.ndindex(shape[: weight.lead])}
 
 
-# Family -> what in a tensor's name stands for which in the names of the family's folders. Where several of ours get one
-# name, that tensor has their rows one below the other.
-_GATE_UP = {r"\.mlp\.(gate|up)_proj\.": ".mlp.gate_up_proj."}
-_OLMO = {"post_self_attn_layernorm": "post_attention_layernorm"}
-_NAMES = {
-    "phi3": {r"\.self_attn\.[qkv]_proj\.": ".self_attn.qkv_proj.", **_GATE_UP},
-    "glm": _GATE_UP,
-    "glm4": {**_GATE_UP, "post_feedforward_layernorm": "post_mlp_layernorm"},
-    "hyperclovax": {r"\.post_self_attn_layernorm": ".post_norm1", r"\.post_feedforward_layernorm": ".post_norm2"},
-    "olmo2": _OLMO,
-    "olmo3": _OLMO,
-    "gemma3_text": {"post_attention_layernorm": "pre_feedforward_layernorm", **_OLMO},
-    "exaone4": _OLMO,
-    "qwen3_5_text": {
-        r"\.linear_attn\.in_proj_[qkv]\.": ".linear_attn.in_proj_qkv.",
-        r"\.linear_attn\.conv1d_[qkv]\.": ".linear_attn.conv1d.",
-    },
-}
-# Family -> tensors of its folders that are no part of the decoder: those that predict further tokens or read images.
-_EXTRA = {
-    "qwen3_5_text": r"(model\.)?(mtp|visual)\.",
-    "gemma3_text": r"(model\.)?(vision_tower|multi_modal_projector)\.",
-}
-
-
 def joined(family: str, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
     """The tensors of a family's folder: of each the names of ours whose rows it holds, one below the other.
 
@@ -133,7 +109,7 @@ def joined(family: str, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in tensors:
         whole = name
-        for pattern, into in _NAMES.get(family, {}).items():
+        for pattern, into in FAMILIES[family].names.items():
             whole = re.sub(pattern, into, whole)
         found.setdefault(whole, []).append(name)
     return found
@@ -243,9 +219,9 @@ def of_text(family: str, found: Mapping[str, OnDisk]) -> dict[str, OnDisk]:
       >>> list(of_text("qwen3_5_text", dict.fromkeys(["model.language_model.norm.weight", "mtp.norm.weight"])))
       ['model.norm.weight']
     """
-    if family not in _EXTRA:
+    if (extra := FAMILIES[family].extra) is None:
         return dict(found)
-    kept = {name: there for name, there in found.items() if not re.match(_EXTRA[family], name)}
+    kept = {name: there for name, there in found.items() if not re.match(extra, name)}
     return {_of_text(name): there for name, there in kept.items()}
 
 

@@ -25,7 +25,8 @@ from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.hf.config_json import model_folder, read_json, text_part, to_hf, write_json
+from grpojax.models.hf.config_json import text_part, to_hf
+from grpojax.models.hf.folder import model_folder, read_json, write_json
 from grpojax.models.hf.weights import DTYPES, INDEX, Tensor, by_name, file_dtype, joined, joined_shape, tensors_of
 from grpojax.models.weight_table import DECODER
 

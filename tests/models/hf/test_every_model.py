@@ -17,9 +17,10 @@ from with_torch import torch
 from grpojax import models
 from grpojax.models import Compute
 from grpojax.models.hf import from_hf
-from grpojax.models.hf.config_json import ARCHITECTURES, read_config
+from grpojax.models.hf.config_json import read_config
+from grpojax.models.hf.families import FAMILIES as READ
 
-FAMILIES = sorted(set(ARCHITECTURES.values()))
+FAMILIES = sorted(READ)
 OF_TEXT = ["gemma3", "qwen3_5"]  # read by their text part, as `test_folders` and `test_hybrid` show
 BLOCKS = ("glm4", "hunyuan_v1_dense", "qwen2_moe")  # between them every kind of block that CI trains here
 

@@ -1,0 +1,68 @@
+"""Decoders with delta nets in ``config.json``, both ways."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpojax.models.decoder_config import DecoderConfig, DeltaNet
+from grpojax.models.hf.family import Sizes
+from grpojax.models.hf.fields import Fields
+from grpojax.models.hf.ropes import rope_to_hf
+
+_NAMES = {"attention": "full_attention", "delta": "linear_attention"}
+
+
+def read_qwen3_5(fields: Fields, sizes: Sizes) -> dict[str, Any]:
+    """Qwen 3.5's."""
+    if fields.flag("attention_bias"):
+        fields.refuse("attention_bias", "not supported in this family; supported: false")
+    return {"delta": _delta(fields, sizes.layers)}
+
+
+def _delta(fields: Fields, layers: int) -> DeltaNet | None:
+    """The delta nets, and which layers have one; None if no layer has."""
+    kinds, interval = fields.raw.get("layer_types"), fields.whole("full_attention_interval", missing=4)
+    names = (_NAMES["delta"], _NAMES["attention"])
+    if kinds is None:
+        kinds = [names[(i + 1) % interval == 0] for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in names for kind in kinds):
+        fields.refuse("layer_types", f"must be a list with one of {', '.join(names)} for each of the {layers} layers")
+    if names[1] not in kinds:
+        fields.refuse("layer_types", "models without a layer that attends are not supported")
+    if names[0] not in kinds:
+        return None
+    key_heads = fields.whole("linear_num_key_heads", missing=16)
+    value_heads = fields.whole("linear_num_value_heads", missing=32)
+    if value_heads % key_heads:
+        fields.refuse("linear_num_value_heads", f"must be a multiple of linear_num_key_heads={key_heads}")
+    if (taps := fields.whole("linear_conv_kernel_dim", missing=4)) < 2:
+        fields.refuse("linear_conv_kernel_dim", "must be at least 2")
+    return DeltaNet(
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_size=fields.whole("linear_key_head_dim", missing=128),
+        value_size=fields.whole("linear_value_head_dim", missing=128),
+        taps=taps,
+        attention_layers=tuple(i for i, kind in enumerate(kinds) if kind == names[1]),
+    )
+
+
+def write_qwen3_5(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Undoes `read_qwen3_5`."""
+    share = 1.0 if config.rotary_dim is None else config.rotary_dim / config.head_dim
+    rope = {"rope_theta": config.rope_theta, "partial_rotary_factor": share}
+    given = base.get("rope_parameters") or base.get("rope_scaling") or {}
+    sections = {key: given[key] for key in ("mrope_section", "mrope_interleaved") if key in given}
+    raw: dict[str, Any] = {
+        "layer_types": [_NAMES[kind] for kind in config.kinds],
+        "partial_rotary_factor": share,
+        "rope_parameters": sections | rope_to_hf(config.rope_scaling) | rope,
+    }
+    if (delta := config.delta) is None:
+        return raw
+    return raw | {
+        "linear_num_key_heads": delta.key_heads,
+        "linear_num_value_heads": delta.value_heads,
+        "linear_key_head_dim": delta.key_size,
+        "linear_value_head_dim": delta.value_size,
+        "linear_conv_kernel_dim": delta.taps,
+    }

@@ -1,0 +1,89 @@
+"""Mixtures of experts in ``config.json``, both ways."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from grpojax.models.decoder_config import DecoderConfig, Experts
+from grpojax.models.hf.family import Sizes
+from grpojax.models.hf.fields import Fields, shown
+
+
+def _experts(config: DecoderConfig) -> Experts:
+    return cast(Experts, config.experts)
+
+
+def _counts(experts: Experts) -> dict[str, Any]:
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.chosen,
+        "norm_topk_prob": experts.renormalised,
+    }
+
+
+def read_olmoe(fields: Fields, sizes: Sizes) -> dict[str, Any]:
+    """OLMoE's, whose experts have the size of an MLP."""
+    if fields.raw.get("clip_qkv") is not None:
+        fields.refuse("clip_qkv", "queries, keys and values that are clipped are not supported; supported: null")
+    count = fields.whole("num_experts", missing=64)
+    experts = Experts(
+        count=count,
+        chosen=fields.whole("num_experts_per_tok", missing=8, most=count),
+        size=fields.whole("intermediate_size"),
+        renormalised=fields.flag("norm_topk_prob"),
+    )
+    return {"experts": experts}
+
+
+def write_olmoe(config: DecoderConfig, _: Mapping[str, Any]) -> dict[str, Any]:
+    """Undoes `read_olmoe`."""
+    return _counts(_experts(config))
+
+
+def _read_qwen(fields: Fields, count: int, shared: int) -> dict[str, Any]:
+    experts = Experts(
+        count=count,
+        chosen=fields.whole("num_experts_per_tok", most=count),
+        size=fields.whole("moe_intermediate_size"),
+        renormalised=fields.flag("norm_topk_prob"),
+        shared=shared,
+    )
+    return {"experts": experts}
+
+
+def _every_layer(fields: Fields) -> None:
+    """Raises `UserError` if some layer has an MLP of its own kind."""
+    if fields.whole("decoder_sparse_step", missing=1) != 1:
+        fields.refuse("decoder_sparse_step", "layers without experts are not supported; supported: 1")
+    if fields.get("mlp_only_layers", None) not in (None, []):
+        fields.refuse("mlp_only_layers", "layers without experts are not supported; supported: []")
+
+
+def read_qwen2(fields: Fields, sizes: Sizes) -> dict[str, Any]:
+    """Qwen 2's, which have an expert that every token goes to."""
+    _every_layer(fields)
+    return _read_qwen(fields, fields.whole("num_experts"), fields.whole("shared_expert_intermediate_size"))
+
+
+def write_qwen2(config: DecoderConfig, _: Mapping[str, Any]) -> dict[str, Any]:
+    """Undoes `read_qwen2`."""
+    return _write_qwen(config) | {"shared_expert_intermediate_size": _experts(config).shared}
+
+
+def read_qwen3(fields: Fields, sizes: Sizes) -> dict[str, Any]:
+    """Qwen 3's. transformers 5 calls their number by another name than 4 and the hub."""
+    _every_layer(fields)
+    names = [name for name in ("num_experts", "num_local_experts") if name in fields.raw]
+    count = fields.whole(names[0] if names else "num_experts")
+    if any(fields.whole(name) != count for name in names):
+        fields.refuse("num_experts", f"num_local_experts={shown(fields.raw['num_local_experts'])}; correct one")
+    return _read_qwen(fields, count, 0)
+
+
+def write_qwen3(config: DecoderConfig, _: Mapping[str, Any]) -> dict[str, Any]:
+    """Undoes `read_qwen3`."""
+    return _write_qwen(config) | {"num_local_experts": _experts(config).count}
+
+
+def _write_qwen(config: DecoderConfig) -> dict[str, Any]:
+    more = {"decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": _experts(config).size}
+    return _counts(_experts(config)) | more
