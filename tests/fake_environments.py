@@ -10,7 +10,8 @@ from grpojax.environments.episodes import Reply
 
 
 class Fake:
-    """`grpojax.environments.episodes.Environments`. Two turns of three call a tool, and one of nine calls fails.
+    """`grpojax.environments.episodes.Environments`. Two turns of three call a tool. One of nine calls fails, and half
+    of these are malformed.
 
     Args:
       late: seed of how long each answer takes: it comes in the first, second or third call of `replies`. None for at
@@ -50,7 +51,8 @@ class Fake:
                 reply = Reply(messages=())
             else:
                 content = str(number)[: 1 + number % 7]
-                reply = Reply(messages=({"role": "tool", "content": content},), calls=1, failures=int(number % 9 == 1))
+                reply = Reply(messages=({"role": "tool", "content": content},), calls=1,
+                              failures=int(number % 9 == 1), malformed=int(number % 18 == 1))  # fmt: skip
             self._due[episode] = waits, reply
 
     def replies(self, timeout=None):

@@ -21,6 +21,8 @@ class Reply:
       done: the environment has ended the episode.
       calls: tool calls of this turn.
       failures: those of them that were malformed, or whose tool raised.
+      malformed: those of the failures that reached no tool: they could not be read, did not fit the schema, or were
+        over the most calls of a turn.
       invalid: why the episode does not count any more, such as "timeout"; None if it does.
     """
 
@@ -28,6 +30,7 @@ class Reply:
     done: bool = False
     calls: int = 0
     failures: int = 0
+    malformed: int = 0
     invalid: str | None = None
 
 

@@ -463,16 +463,18 @@ def _not_made(call: calls.Call) -> calls.Call:
 
 def _reply(invalid: str | None, read: Sequence[calls.Call], played: Played) -> Reply:
     """The reply to a turn with these calls; ``played`` has the answers of those that reached the worker."""
-    failures = sum(call.error is not None for call in read) + sum(answer.failed for answer in played.answers)
+    malformed = sum(call.error is not None for call in read)
+    counts = {"calls": len(read), "malformed": malformed}
+    counts["failures"] = malformed + sum(answer.failed for answer in played.answers)
     if invalid is not None:
-        return Reply(messages=(), calls=len(read), failures=failures, invalid=invalid)
+        return Reply(messages=(), invalid=invalid, **counts)
     given = iter(played.answers)
     texts = [next(given).text if call.error is None else f"Error: {call.error}" for call in read]
     messages = tuple(
         {"role": "tool", "name": _encodable(call.name[:200]), "content": _encodable(text)}
         for call, text in zip(read, texts, strict=True)
     )
-    return Reply(messages=messages, done=played.done, calls=len(read), failures=failures)
+    return Reply(messages=messages, done=played.done, **counts)
 
 
 def _encodable(text: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from grpojax import data
 from grpojax.evaluation.judge import EvaluateConfig, Judge, judge_of, marker_of
 from grpojax.evaluation.rewarded import columns_of, forms_of, read_turns, submit
-from grpojax.evaluation.summary import Attempt, EvalConfig, Sample, means
+from grpojax.evaluation.summary import Attempt, EpisodeRecord, EvalConfig, Sample, means
 from grpojax.programs import batch_shards, packing
 from grpojax.programs.sampler import SamplerConfig, own_tokens, own_turns
 from grpojax.rewards import Rewards, Scores, answers
@@ -57,11 +57,13 @@ class Drawn(NamedTuple):
       rollout: the samples.
       columns: further columns for the rewards, ``[P * n]`` each; of each process only those of its own rows are read.
       problems: ``[P]``, with what was added to their prompts; empty where nothing was.
+      episodes: ``[P * n]``, what is kept of samples of several turns; empty where they have one.
     """
 
     rollout: Rollout
     columns: Mapping[str, Sequence[Any]] = types.MappingProxyType({})
     problems: Sequence[data.Problem] = ()
+    episodes: Sequence[EpisodeRecord] = ()
 
 
 Draw = Callable[[Sequence[data.Problem], int], Drawn]
@@ -128,13 +130,14 @@ class Evaluator:
         first = start // size * size
         judging: Callable[[], list[Attempt]] | None = None
         for number, (batch, real) in enumerate(data.in_order(list(problems[first:]), size)):
-            rollout, added, asked = draw(batch, longest)
+            rollout, added, asked, played = draw(batch, longest)
             skip = max(0, start - first - number * size)
             again = skip % jax.process_count()  # judged again, so that each process keeps its own rows
             begin, group = skip - again, rollout.lengths.shape[1]
             added = {name: x[begin * group : real * group] for name, x in added.items()}
             problems_of = (asked or batch)[begin:real]
-            wait = self._judging(problems_of, _rows(rollout, begin, real), texts, columns, added)
+            played = played[begin * group : real * group]
+            wait = self._judging(problems_of, _rows(rollout, begin, real), texts, columns, added, played)
             before, judging = judging, functools.partial(_without, wait, again)
             if before:
                 yield before()
@@ -148,6 +151,7 @@ class Evaluator:
         texts: Callable[[Sequence[Sequence[int]]], list[str]],
         columns: Sequence[str],
         more: Mapping[str, Sequence[Any]],
+        episodes: Sequence[EpisodeRecord],
     ) -> Callable[[], list[Attempt]]:
         """Starts the rewards of a batch; the function waits for them and puts the attempts together."""
         wait = submit(self.rewards, problems, rollout, texts, columns, more=more)
@@ -172,6 +176,7 @@ class Evaluator:
                     read=read[i],
                     total=total.reshape(shape)[i],
                     by_name=_named(scores, shape, i),
+                    episodes=episodes[i * shape[1] : (i + 1) * shape[1]] or [None] * shape[1],
                 )
                 for i, problem in enumerate(problems)
             ]
@@ -188,6 +193,7 @@ class Evaluator:
         read: Sequence[str],
         total: np.ndarray,
         by_name: Mapping[str, np.ndarray],
+        episodes: Sequence[EpisodeRecord | None],
     ) -> Attempt:
         """Problem i of a batch, with its samples' texts, what the judge reads of them, and rewards ``[n]``."""
         samples = []
@@ -205,6 +211,7 @@ class Evaluator:
                     rewards={name: _number(x[g]) for name, x in by_name.items()},
                     tokens=n,
                     stopped=bool(rollout.stopped[i, g]),
+                    episode=episodes[g],
                 )
             )
         return Attempt(uid=problem.uid, prompt=problem.prompt, gold=problem.gold, samples=tuple(samples))

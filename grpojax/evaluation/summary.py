@@ -66,6 +66,28 @@ class EvalConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EpisodeRecord:
+    """What is kept of an episode, a sample of several turns.
+
+    Attributes:
+      turns: the texts of what the policy wrote and of what its environment answered, one after the other; the policy's
+        is the first.
+      tokens: number of tokens of each.
+      calls: of tools.
+      failures: those of the calls that were malformed, or whose tool raised.
+      malformed: those of the failures that reached no tool.
+      invalid: why its environment made it invalid, such as "timeout"; None where it counts.
+    """
+
+    turns: tuple[str, ...]
+    tokens: tuple[int, ...]
+    calls: int
+    failures: int
+    malformed: int
+    invalid: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
     """One completion.
 
@@ -79,6 +101,7 @@ class Sample:
       unjudged: the judge had no verdict, since it took too long or failed; then it is not ``correct``.
       reward: weighted sum of the rewards; None where one that counts is invalid.
       rewards: each by name, None where it is invalid.
+      episode: its turns; None where it has one only.
     """
 
     completion: str
@@ -90,6 +113,7 @@ class Sample:
     unjudged: bool = False
     reward: float | None = None
     rewards: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    episode: EpisodeRecord | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +152,9 @@ def by_problem(done: Sequence[Attempt], ks: Sequence[int] = (), judge: Judge | N
     ``reward`` is the weighted sum of the run's rewards, ``rewards/NAME`` each single reward: means over the samples for
     which it is valid, NaN where there are none. With a judge of what is right, ``accuracy`` is greedy accuracy, or
     avg@n of n samples, ``pass@k`` comes with the ``ks`` and, if the judge reads answers, ``maj@k`` for k over 1.
-    ``mean_length`` is in tokens, ``clipped_ratio`` the share of samples cut at the longest length.
+    ``mean_length`` is in tokens, ``clipped_ratio`` the share of samples cut at the longest length. ``episode/...`` are
+    means over the samples that are episodes; ``episode/failures`` and ``episode/malformed`` are shares of a problem's
+    calls, NaN where it has none.
     """
     values = {"reward": np.array([a.reward for a in done])}
     for name in done[0].samples[0].rewards if done else ():
@@ -137,6 +163,10 @@ def by_problem(done: Sequence[Attempt], ks: Sequence[int] = (), judge: Judge | N
         values["accuracy"] = np.array([a.accuracy for a in done])
     values["mean_length"] = np.array([np.mean([s.tokens for s in a.samples]) for a in done])
     values["clipped_ratio"] = np.array([np.mean([not s.stopped for s in a.samples]) for a in done])
+    played = [[s.episode for s in a.samples if s.episode is not None] for a in done]
+    if any(played):
+        each = [_of_episodes(episodes) for episodes in played]
+        values |= {f"episode/{name}": np.array([x[name] for x in each]) for name in each[0]}
     if judge is None:
         return values
     n = np.array([len(a.samples) for a in done])
@@ -148,6 +178,24 @@ def by_problem(done: Sequence[Attempt], ks: Sequence[int] = (), judge: Judge | N
             votes = [[s.vote for s in a.samples] for a in done]
             values[f"maj@{k}"] = np.array([majority_at_k(v, c, k) for v, c in zip(votes, verdicts, strict=True)])
     return values
+
+
+def _of_episodes(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Means over a problem's episodes, and shares of their calls; NaN is the mean of nothing."""
+    calls = sum(e.calls for e in episodes)
+
+    def of_calls(number: int) -> float:
+        return number / calls if calls else math.nan
+
+    return {
+        "turns": _mean([len(e.turns[::2]) for e in episodes]),
+        "calls": _mean([e.calls for e in episodes]),
+        "calling": _mean([e.calls > 0 for e in episodes]),
+        "failures": of_calls(sum(e.failures for e in episodes)),
+        "malformed": of_calls(sum(e.malformed for e in episodes)),
+        "answer_tokens": _mean([sum(e.tokens[1::2]) for e in episodes]),
+        "invalid": _mean([e.invalid is not None for e in episodes]),
+    }
 
 
 def missing(done: Sequence[Attempt]) -> dict[str, int]:
@@ -221,9 +269,7 @@ def table_of_sets(sets: Mapping[str, Mapping[str, Any]], config: EvalConfig) -> 
     """
     every = list(next(iter(sets.values()))["metrics"])
     has_accuracy = "accuracy" in every
-    names = [
-        name for name in every if (_is_share(name) and name != "clipped_ratio" if has_accuracy else name == "reward")
-    ]
+    names = [name for name in every if (name.startswith(_OF_SETS) if has_accuracy else name == "reward")]
     rows = [["set", "problems", *(config.accuracy_name if name == "accuracy" else name for name in names)]]
     for set_name, found in sets.items():
         row = [set_name, str(found["problems"])]
@@ -240,8 +286,12 @@ def table_of_sets(sets: Mapping[str, Mapping[str, Any]], config: EvalConfig) -> 
     return "\n".join(lines)
 
 
+_OF_SETS = ("accuracy", "pass@", "maj@")
+_SHARES = (*_OF_SETS, "clipped_ratio", *(f"episode/{name}" for name in ("calling", "failures", "malformed", "invalid")))
+
+
 def _is_share(name: str) -> bool:
-    return name in ("accuracy", "clipped_ratio") or name.startswith(("pass@", "maj@"))
+    return name.startswith(_SHARES)
 
 
 def _shown(name: str, value: float | None) -> str:

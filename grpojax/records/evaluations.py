@@ -20,7 +20,11 @@ from grpojax.host.errors import UserError
 
 def to_line(attempt: Attempt) -> str:
     """A line of the per-problem file, with its line break."""
-    return json.dumps(dataclasses.asdict(attempt), ensure_ascii=False, allow_nan=False) + "\n"
+    line = dataclasses.asdict(attempt)
+    for sample in line["samples"]:
+        if sample["episode"] is None:
+            del sample["episode"]
+    return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write(path: epath.PathLike, done: Sequence[Attempt]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from grpojax.host.errors import UserError
-from grpojax.records import comparison, measures, report_problems, sweeps
+from grpojax.records import comparison, measures, report_episodes, report_problems, sweeps
 from grpojax.records.comparison import Verdict
 from grpojax.records.report_charts import number
 from grpojax.records.report_curves import Curve, draw, over_rates, title_of
@@ -84,6 +84,7 @@ class Report:
       column: the column of the data that ``levels`` come from.
       levels: sorted from easy to hard if they are numbers, otherwise by name.
       samples: samples of one seed.
+      episodes: what the episodes of methods with an environment were.
       curves: the curves of the metrics.
       rates: label -> the learning rates that a sweep tried for it; ``over_rates`` is their curve.
       changes: method -> other -> how the method differs from it, in lines.
@@ -101,6 +102,7 @@ class Report:
     column: str | None
     levels: Sequence[report_problems.Level]
     samples: Sequence[report_problems.Shown]
+    episodes: Sequence[report_episodes.EpisodeRow]
     curves: Sequence[Curve]
     rates: Mapping[str, sweeps.Chosen]
     over_rates: Curve | None
@@ -175,6 +177,7 @@ def build(
         column=column,
         levels=levels,
         samples=report_problems.samples(methods, kind),
+        episodes=report_episodes.episodes(methods),
         curves=draw(methods),
         rates=rates,
         over_rates=over_rates([m.name for m in methods], rates),
@@ -383,6 +386,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "problems_by": report.problems_by,
         "seed_tests": [dataclasses.asdict(t) for t in report.seed_tests],
         "levels": {"column": report.column, "levels": [dataclasses.asdict(x) for x in report.levels]},
+        **({"episodes": [dataclasses.asdict(x) for x in report.episodes]} if report.episodes else {}),
         "curves": [dataclasses.asdict(c) for c in report.curves],
         "measures": {m.name: {r.seed: measures.measure(r) for r in m.runs} for m in report.methods},
         "rates": {name: dataclasses.asdict(chosen) for name, chosen in report.rates.items()},

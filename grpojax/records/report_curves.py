@@ -24,6 +24,12 @@ SHOWN = (
     ("kl", "KL to the reference, nats a token"),
     ("grad_norm", "gradient norm"),
     ("completions/mean_length", "completion length, tokens"),
+    ("episode/turns", "turns an episode"),
+    ("episode/calls", "tool calls an episode"),
+    ("episode/answer_tokens", "tokens of tools' answers an episode"),
+    ("episode/failures", "failed calls, share of all calls"),
+    ("episode/malformed", "malformed calls, share of all calls"),
+    ("episode/invalid", "invalid episodes, share of all"),
     ("*displacement*", "{} (likelihood displacement)"),
 )
 MOST_POINTS = 200

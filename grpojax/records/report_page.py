@@ -5,11 +5,15 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
+from grpojax.evaluation.summary import EpisodeRecord
 from grpojax.records.report import BASELINE, CONTROL, Comparison, Report, verdict_text
 from grpojax.records.report_charts import LABELS, chart, swatch
 from grpojax.records.report_curves import AXES, Curve
 
 _FOLDER = "assets/report"
+
+# What an environment answered, in a page that shows some.
+_TOOL_STYLE = "\n.samples pre.tool { border-left: 4px solid var(--colour-4); color: var(--faint); margin-left: 1rem; }"
 
 
 def page(report: Report) -> str:
@@ -23,6 +27,7 @@ def page(report: Report) -> str:
     summary += f" Baseline: {report.baseline}." if report.metric and report.baseline else ""
     sections = (
         _results(report),
+        _episodes(report),
         _curves(report.curves, names),
         _rates(report),
         _levels(report),
@@ -32,6 +37,7 @@ def page(report: Report) -> str:
     )
     hidden = "".join(f"\nbody:has(#show-{i}:not(:checked)) .line-{i} {{ display: none; }}" for i in range(len(names)))
     hidden += "".join(f"\nbody:has(#axis-{x}:not(:checked)) .by-{x} {{ display: none; }}" for x in AXES)
+    hidden += _TOOL_STYLE if any(shown.episodes for shown in report.samples) else ""
     return string.Template(template).substitute(
         title=escape(" and ".join(names) if len(names) < 4 else f"{len(names)} methods compared"),
         style=style + hidden,
@@ -65,6 +71,26 @@ def _results(report: Report) -> str:
         _seed_tests(report),
     ]
     return '<section>\n<h2 id="result">Result</h2>\n' + "\n".join(x for x in parts if x) + "\n</section>"
+
+
+def _episodes(report: Report) -> str:
+    """What episodes were, on the held-out problems and in training."""
+    if not report.episodes:
+        return ""
+    rows = []
+    for x in report.episodes:
+        shares = [_value(share, True) for share in (x.calling, x.failures, x.malformed)]
+        reasons = ", ".join(f"{n} {reason}" for reason, n in x.reasons.items())
+        counts = [_mean(n) for n in (x.turns, x.calls, x.own_tokens, x.answer_tokens)]
+        rows.append([x.method, x.where, *counts, *shares, _value(x.invalid, True), reasons or "-"])
+    heads = ["method", "episodes of", "turns", "tool calls", "policy's tokens", "tools' tokens"]
+    heads += ["with a call, %", "failed calls, %", "malformed, %", "invalid, %", "invalid, by reason"]
+    table = _table("Episodes: means over seeds", heads, rows, text=(1, len(heads) - 1))
+    hint = (
+        "Turns, calls and tokens are those of an episode. A failed call was malformed, so that it reached no tool, or "
+        "its tool raised. An invalid episode has no reward in training; the reasons count those of all steps and seeds."
+    )
+    return f'<section>\n<h2 id="episodes">Episodes</h2>\n{table}\n<p class="hint">{hint}</p>\n</section>'
 
 
 def _compared(report: Report, method: str, role: str, share: bool) -> str:
@@ -235,11 +261,27 @@ def _samples(report: Report) -> str:
         gold = "" if shown.gold is None else f'<p class="hint">Gold answer: {escape(shown.gold)}</p>'
         parts.append(f"<h3>Prompt {number}</h3>\n<pre>{escape(shown.prompt)}</pre>{gold}")
         each = (
-            f"<div><h4>{escape(name)}: {escape(heading)}</h4><pre>{escape(text.strip()) or '(nothing)'}</pre></div>"
+            f"<div><h4>{escape(name)}: {escape(heading)}</h4>{_written(text, shown.episodes.get(name))}</div>"
             for name, (text, heading) in shown.samples.items()
         )
         parts.append(f'<div class="samples">{"".join(each)}</div>')
     return "\n".join([*parts, "</section>"])
+
+
+def _written(text: str, episode: EpisodeRecord | None) -> str:
+    """A sample's text; of an episode turn by turn, with what its environment answered marked."""
+    if episode is None:
+        return f"<pre>{escape(text.strip()) or '(nothing)'}</pre>"
+    counts = [_count(episode.calls, "call"), f"{episode.failures} failed, {episode.malformed} of them malformed"]
+    parts = [f'<p class="hint">{", ".join(counts if episode.failures else counts[:1])}</p>']
+    for n, (turn, tokens) in enumerate(zip(episode.turns, episode.tokens, strict=True)):
+        kind = ' class="tool"' if n % 2 else ""
+        about = f"&lt;&lt;&lt; ({_count(tokens, 'token')}, not the policy's)" if n % 2 else ""
+        about = about or f"&gt;&gt;&gt; ({_count(tokens, 'token')})"
+        parts.append(f"<pre{kind}>{about} {escape(turn.strip())}</pre>")
+    if episode.invalid is not None:
+        parts.append(f'<p class="hint">Invalid: {escape(episode.invalid)}</p>')
+    return "".join(parts)
 
 
 def _methods(report: Report) -> str:
@@ -304,6 +346,10 @@ def _value(x: float | None, share: bool, *, sign: bool = False) -> str:
         return "-"
     plus = "+" if sign else ""
     return f"{100 * x:{plus}.1f}" if share else f"{x:{plus}.3f}"
+
+
+def _mean(x: float | None) -> str:
+    return "-" if x is None else f"{x:.2f}"
 
 
 def _interval(low: float | None, high: float | None, share: bool, *, sign: bool = False) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from grpojax.data.problems import numbered, sources
 from grpojax.data.readers import HUB, SourceConfig
 from grpojax.evaluation import Attempt, paired_test, verdict
+from grpojax.evaluation.summary import EpisodeRecord
 from grpojax.host.errors import UserError
 from grpojax.records import comparison
 from grpojax.records.runs import Method, Run, setting
@@ -47,11 +48,18 @@ class Level:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A prompt and, for each method, its first sample and how that was scored."""
+    """A prompt and, for each method, its first sample and how that was scored.
+
+    Attributes:
+      prompt, gold: of the problem.
+      samples: by method, text and verdict.
+      episodes: by method, the turns of a sample that has several.
+    """
 
     prompt: str
     gold: str | None
     samples: dict[str, tuple[str, str]]
+    episodes: dict[str, EpisodeRecord]
 
 
 def attempts(run: Run) -> list[Attempt]:
@@ -165,6 +173,7 @@ def samples(methods: Sequence[Method], kind: str) -> list[Shown]:
             prompt=first[uid].prompt,
             gold=first[uid].gold,
             samples={n: (x[uid].samples[0].completion, verdict(x[uid], x[uid].samples[0])) for n, x in drawn.items()},
+            episodes={n: e for n, x in drawn.items() if (e := x[uid].samples[0].episode) is not None},
         )
         for uid in chosen
     ]

@@ -55,8 +55,8 @@ class RolloutBatch:
       drawn: the drawn samples, if ``rollout`` has another text in their place to learn from; otherwise None.
       everything: all groups that were drawn for the step, including those that its filter dropped.
       metrics: metrics on the choice of problems and the drawing of samples.
-      episodes: counts of each episode, ``[P, G]`` int by name: "turns", "calls" of tools, and "failures" among these.
-        Empty if samples are no episodes.
+      episodes: counts of each episode, ``[P, G]`` int by name: "turns", "calls" of tools, "failures" among these, and
+        "malformed" among the failures. Empty if samples are no episodes.
     """
 
     problems: Sequence[data.Problem]

@@ -9,6 +9,7 @@ that all run the same programs.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import time
@@ -23,6 +24,7 @@ from grpojax.environments.config import EnvironmentConfig
 from grpojax.environments.episodes import Environments, Episode, Reply
 from grpojax.evaluation import EvalConfig
 from grpojax.evaluation.attempts import Drawn
+from grpojax.evaluation.summary import EpisodeRecord
 from grpojax.host import processes
 from grpojax.host.errors import UserError
 from grpojax.programs import packing
@@ -30,6 +32,7 @@ from grpojax.programs.episode_sampler import EpisodeSampler
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Rewards
+from grpojax.run.batch import turns_of
 from grpojax.run.recipe import Config
 from grpojax.types import Array, Rollout, Samples
 
@@ -38,6 +41,9 @@ Place = tuple[int, int]  # a sample's indices in [P, G]
 # The columns that reward functions get besides the data's: what `get_reward` of the episode's environment returned, the
 # messages of the whole episode, and, where a function asks for them, the environments as they are at the end.
 COLUMNS = ("environment_reward", "episode", "environments")
+
+# What is counted of each episode (`grpojax.run.batch.RolloutBatch.episodes`).
+COUNTS = ("turns", "calls", "failures", "malformed")
 
 _LEAST_WAIT = 0.02  # seconds that a round waits for answers at least, as a round costs more than its shortest turn
 
@@ -113,9 +119,20 @@ class Players:
 
         def play(batch: Sequence[data.Problem]) -> Drawn:
             played = Playing(self, params, batch, jax.random.key(config.seed), config.sampler).finish(sync)
-            return Drawn(played.rollout, played.columns, played.problems)
+            return Drawn(played.rollout, played.columns, played.problems, self._records(played))
 
         return {"play": play, "more": COLUMNS}
+
+    def _records(self, played: "Played") -> list[EpisodeRecord]:
+        """What is kept of episodes, ``[P * G]``."""
+        special = functools.partial(self.tokenize.read, "with_special_tokens", ())
+        found = []
+        for p, g in np.ndindex(played.rollout.lengths.shape):
+            of = turns_of(played.rollout, p, g, special)
+            counts = {name: int(x[p, g]) for name, x in played.counts.items() if name != "turns"}
+            turns, tokens = tuple(of["turns"]), tuple(of["sampled"])
+            found.append(EpisodeRecord(turns=turns, tokens=tokens, invalid=played.invalid.get((p, g)), **counts))
+        return found
 
     def columns_with(self, columns: Iterable[str]) -> list[str]:
         """The columns that reward functions get in a run of episodes, with those of the data.
@@ -164,7 +181,7 @@ class Playing:
             self.close()
             raise
         shape = len(problems), group
-        self._counts = {name: np.zeros(shape, np.int32) for name in ("turns", "calls", "failures")}
+        self._counts = {name: np.zeros(shape, np.int32) for name in COUNTS}
         self._chats = {at: [*_messages(self.problems[at[0]])] for at in every}
         self._begins, self._cut = np.zeros(shape, np.int32), np.zeros(shape, bool)
         self._drawn, self._waiting = set(every), set[Place]()  # whose turn is drawn, and whose environment works
@@ -216,8 +233,8 @@ class Playing:
             for episode, answer in sorted(self._replies(out, sync).items()):
                 at = self._places[episode]
                 self._waiting.discard(at)
-                self._counts["calls"][at] += answer["calls"]
-                self._counts["failures"][at] += answer["failures"]
+                for name in ("calls", "failures", "malformed"):
+                    self._counts[name][at] += answer[name]
                 if answer["invalid"] is not None:
                     self._invalid[at] = answer["invalid"]
                 ids = answer["ids"]
@@ -254,6 +271,7 @@ class Playing:
                     "ids": ids,
                     "calls": reply.calls,
                     "failures": reply.failures,
+                    "malformed": reply.malformed,
                     "invalid": reply.invalid,
                 }
             if shared := self._shared(answers):

@@ -145,20 +145,25 @@ def of_episodes(drawn: Sequence[RolloutBatch]) -> dict[str, float]:
 
     Returns:
       Means over episodes: ``episode/turns``, ``episode/calls`` of tools, ``episode/answer_tokens`` that environments
-      answered. ``episode/calling``, the share of episodes with a call, and ``episode/failures``, the share of calls
-      that failed.
+      answered. ``episode/calling``, the share of episodes with a call, and ``episode/invalid``, that of those which
+      their environment made invalid. ``episode/failures``, the share of calls that failed, and ``episode/malformed``,
+      that of calls which reached no tool.
     """
     if not drawn[0].episodes:
         return {}
-    turns, calls, failures = (
-        np.concatenate([d.episodes[name].reshape(-1) for d in drawn]) for name in ("turns", "calls", "failures")
+    turns, calls, failures, malformed = (
+        np.concatenate([d.episodes[name].reshape(-1) for d in drawn])
+        for name in ("turns", "calls", "failures", "malformed")
     )
+    invalid = sum(n for d in drawn for reason, n in d.invalid.items() if reason.startswith("environment/"))
     answered = np.concatenate([(d.rollout.lengths - d.own_lengths).reshape(-1) for d in drawn])
     return {
         "episode/turns": _mean(turns),
         "episode/calls": _mean(calls),
         "episode/calling": _mean(calls > 0),
         "episode/failures": float(failures.sum() / calls.sum()) if calls.sum() else math.nan,
+        "episode/malformed": float(malformed.sum() / calls.sum()) if calls.sum() else math.nan,
+        "episode/invalid": invalid / len(turns),
         "episode/answer_tokens": _mean(answered),
     }
 

@@ -46,7 +46,7 @@ def test_calls_that_cannot_be_made_are_answered_and_counted(start):
     workers.play({(1, 0): call("add", a="x") + call("ad", a=1) + call("add", a=2) + "<tool_call>{</tool_call>"})
     reply = all_replies(workers, 1)[1, 0]
     assert [m["content"][:6] for m in reply.messages] == ["Error:", "Error:", "2", "Error:"]
-    assert (reply.calls, reply.failures, reply.invalid) == (4, 3, None)
+    assert (reply.calls, reply.failures, reply.malformed, reply.invalid) == (4, 3, 3, None)
 
 
 def test_a_turn_makes_so_many_calls_and_answers_the_others(start):

@@ -102,7 +102,7 @@ def test_each_process_keeps_its_rows_wherever_an_evaluation_goes_on(monkeypatch)
     seen = []
 
     class Sees(Evaluator):
-        def _judging(self, problems, rollout, texts, columns, more):
+        def _judging(self, problems, rollout, texts, columns, more, episodes):
             seen.append(([p.uid for p in problems], more["mine"]))
             return lambda: [p.uid for p in problems]
 

@@ -1,5 +1,6 @@
 """Metrics over problems, their intervals, and what people read of them."""
 
+import dataclasses
 import math
 import re
 
@@ -15,8 +16,10 @@ from grpojax.evaluation import (
     report,
     summarize,
     table,
+    table_of_sets,
     verdict,
 )
+from grpojax.evaluation.summary import EpisodeRecord
 from grpojax.host.errors import UserError
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import REWARDS
@@ -74,6 +77,30 @@ def test_a_sample_is_right_or_wrong_only_where_somebody_judges():
     (lost,) = attempt(0, None, rewards=[None]).samples
     said = [verdict(attempt(0, True), s) for s in (right, wrong, graded, lost)]
     assert said == ["right", "wrong, gold 7", "reward 0.25", "no reward"]
+
+
+def test_episodes_are_counted_by_problem():
+    def played(uid, *each):
+        samples = attempt(uid, *[True] * len(each)).samples
+        return dataclasses.replace(attempt(uid, True), samples=tuple(
+            dataclasses.replace(s, episode=EpisodeRecord(turns=tuple("abc")[:len(tokens)], tokens=tokens,
+                                                         calls=calls, failures=failures, malformed=malformed,
+                                                         invalid=invalid))
+            for s, (tokens, calls, failures, malformed, invalid) in zip(samples, each, strict=True)))  # fmt: skip
+
+    done = [played(0, ((3, 4, 5), 2, 1, 1, None), ((3,), 0, 0, 0, None)), played(1, ((2, 9), 2, 2, 1, "timeout")),
+            played(2, ((3,), 0, 0, 0, None))]  # fmt: skip
+    got = {n.removeprefix("episode/"): x for n, x in by_problem(done, (), ANSWER).items() if n.startswith("episode/")}
+    want = {"turns": [1.5, 1, 1], "calls": [1, 2, 0], "calling": [0.5, 1, 0], "failures": [0.5, 1, math.nan],
+            "malformed": [0.5, 0.5, math.nan], "answer_tokens": [2, 9, 0], "invalid": [0, 1, 0]}  # fmt: skip
+    assert got.keys() == want.keys()
+    for name, values in want.items():
+        assert got[name].tolist() == pytest.approx(values, nan_ok=True)
+    settings = EvalConfig(sampler=SamplerConfig(group=1))
+    metrics = summarize(done, settings, ANSWER)
+    assert re.search(r"episode/failures +75.0 %", table(metrics, settings, 3))
+    assert "episode" not in table_of_sets({"test": {"problems": 3, "metrics": metrics}}, settings)
+    assert means(done, (), ANSWER)["eval/episode/failures"] == 0.75  # over the problems with a call
 
 
 @pytest.mark.parametrize(("options", "message"), [

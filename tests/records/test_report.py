@@ -9,10 +9,11 @@ import pytest
 import report_runs
 
 from grpojax import variants
-from grpojax.evaluation import paired_test
+from grpojax.evaluation import means, paired_test
+from grpojax.evaluation.summary import EpisodeRecord
 from grpojax.host import claims
 from grpojax.host.errors import UserError
-from grpojax.records import report, sweeps
+from grpojax.records import evaluations, report, sweeps
 from grpojax.records.comparison import t_interval, verdicts
 from grpojax.records.report_charts import chart
 from grpojax.records.report_curves import draw
@@ -534,3 +535,56 @@ def test_every_learning_rate_that_was_tried_is_shown(tmp_path):
 def test_a_margin_is_over_0(folder, margin):
     with pytest.raises(UserError, match="--margin .*: give a number over 0"):
         report.build([folder / "runs"], margin=margin)
+
+
+def with_episodes(path, variant, seed, *, invalid=0.0):
+    """A run of `report_runs` whose samples are episodes."""
+    path.parent.mkdir(exist_ok=True)
+    data = report_runs.write_data(path.parent / f"{path.name}.jsonl")
+    figures = {"episode/turns": 2.0 + seed, "episode/calls": 1.0, "episode/calling": 0.5, "episode/failures": 0.25,
+               "episode/malformed": 0.125, "episode/answer_tokens": 7.0, "episode/invalid": invalid}  # fmt: skip
+    reasons = {"rewards/invalid/environment/timeout": 3.0, "rewards/invalid/answer/error": 9.0} if invalid else {}
+    report_runs.write_run(path, variant, seed, 0.5, data=data, steps=4, metrics=figures | reasons)
+    file = path / "eval" / "step_4.jsonl"
+    played = EpisodeRecord(turns=("2<3", "<b>five</b>", "so 5"), tokens=(4, 1, 2), calls=1, failures=1, malformed=0)
+    gone = dataclasses.replace(played, turns=("2<3",), tokens=(4,), invalid="crash")
+    done = [
+        dataclasses.replace(a, samples=tuple(dataclasses.replace(s, episode=gone if a.uid == 5 else played)
+                                             for s in a.samples))
+        for a in evaluations.read(file)
+    ]  # fmt: skip
+    evaluations.write(file, done)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines[-1] |= means(done)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_episodes_are_shown_held_out_and_in_training(tmp_path):
+    for name, seed, invalid in (("grpo", 0, 0.1), ("grpo", 1, 0.0), ("gspo", 0, 0.0)):
+        with_episodes(tmp_path / "runs" / f"{name}_{seed}", name, seed, invalid=invalid)
+    built = report.build([tmp_path / "runs"])
+    held_out, training = (row for row in built.episodes if row.method == "grpo")
+    assert (held_out.where, training.where) == ("validation set", "training, last step")
+    assert (training.turns, training.calls, training.answer_tokens, training.own_tokens) == (2.5, 1.0, 7.0, 9.0)
+    assert (training.calling, training.failures, training.malformed) == (0.5, 0.25, 0.125)
+    assert training.invalid == pytest.approx(0.05) and training.reasons == {"timeout": 4 * 3}
+    assert held_out.turns == pytest.approx((11 * 2 + 1) / 12) and held_out.own_tokens == 5
+    assert (held_out.calls, held_out.failures, held_out.malformed) == (1.0, 1.0, 0.0)
+    assert held_out.answer_tokens == pytest.approx(11 / 12) and held_out.invalid == pytest.approx(1 / 12)
+    assert held_out.reasons == {"crash": 2 * 4}
+    curves = {c.metric: c for c in built.curves}
+    assert list(curves)[-6:] == [f"episode/{x}" for x in ("turns", "calls", "answer_tokens", "failures", "malformed",
+                                                          "invalid")]  # fmt: skip
+    assert [line.mean for line in curves["episode/turns"].lines] == [(2.5,) * 4, (2.0,) * 4]
+    text = page(built)
+    turns = re.findall(r'<pre( class="tool")?>(&[gl]t;){3} \(([^)]*)\) ([^\n]*?)</pre>', text)
+    assert turns[:3] == [("", "&gt;", "4 tokens", "2&lt;3"),
+                         (' class="tool"', "&lt;", "1 token, not the policy's", "&lt;b&gt;five&lt;/b&gt;"),
+                         ("", "&gt;", "2 tokens", "so 5")]  # fmt: skip
+    assert "12 timeout" in text and "8 crash" in text and "pre.tool {" in text
+    assert json.loads(json.dumps(report.to_json(built)))["episodes"][0]["reasons"] == {"crash": 8}
+
+
+def test_a_report_without_episodes_has_nothing_of_them(built):
+    assert not built.episodes and "episode" not in page(built).lower() and "pre.tool" not in page(built)
+    assert "episodes" not in report.to_json(built)

@@ -10,6 +10,7 @@ from fake_environments import Fake
 from runs import Trainer, numbers
 
 from grpojax.host.errors import UserError
+from grpojax.records import evaluations
 from grpojax.records.samples import read_samples
 from grpojax.run import episodes
 from grpojax.run.recipe import load
@@ -39,6 +40,8 @@ def test_samples_are_episodes_whose_log_probs_are_the_trainer_s(recipe, tmp_path
     _, samples = read_samples(tmp_path / "run", 3)
     last = batches[-1]
     assert lines[-1]["episode/turns"] == np.mean([len(s["turns"][::2]) for s in samples]) > 1.5
+    for name in ("failures", "malformed"):
+        assert lines[-1][f"episode/{name}"] == sum(s[name] for s in samples) / sum(s["calls"] for s in samples)
     assert lines[-1]["completions/mean_length"] == last.sampled.sum(-1).mean() < last.lengths.mean()
     assert lines[-1]["episode/answer_tokens"] == (last.lengths - last.sampled.sum(-1)).mean() > 1
     for s in samples:
@@ -118,7 +121,8 @@ def test_an_invalid_episode_has_no_reward_and_is_counted(recipe, tmp_path, monke
     _, samples = read_samples(tmp_path / "run", 3)
     gone = [s for s in samples if s["sample"] == 2]
     assert all(s["reward"] is None and set(s["rewards"].values()) == {None} for s in gone)
-    assert numbers(tmp_path / "run")[-1]["rewards/invalid/environment/timeout"] == len(gone) == 8
+    last = numbers(tmp_path / "run")[-1]
+    assert last["rewards/invalid/environment/timeout"] == len(gone) == 8 and last["episode/invalid"] == 8 / len(samples)
 
 
 def test_what_reset_returns_is_in_the_prompt(recipe, tmp_path, monkeypatch):
@@ -184,10 +188,20 @@ def test_the_loss_is_of_the_policy_s_own_tokens(recipe, tmp_path, monkeypatch, v
 
 def test_held_out_problems_are_played_too(recipe, tmp_path, monkeypatch):
     held_out = f"data.validation={recipe.parent}/sums.jsonl", "train.eval_limit=8", "train.eval_every=2"
-    fake = Fake()
+    held_out = *held_out, "train.eval_samples=4", "train.eval_temperature=1.0"
+    fake = Fake(invalid=lambda uid, sample: uid == 3)
     assert played(monkeypatch, recipe, tmp_path / "run", *held_out, fake=fake).run()
-    found = [line["eval/rewards/environment"] for line in numbers(tmp_path / "run") if "eval/reward" in line]
-    assert len(found) == 3 and all(x > 0 for x in found) and not fake.open_now
+    found = [line for line in numbers(tmp_path / "run") if "eval/reward" in line]
+    assert len(found) == 3 and all(line["eval/rewards/environment"] > 0 for line in found) and not fake.open_now
+    samples = [s for a in evaluations.read(tmp_path / "run" / "eval" / "step_3.jsonl") for s in a.samples]
+    each = [s.episode for s in samples]
+    assert found[-1]["eval/episode/turns"] == np.mean([len(e.turns[::2]) for e in each]) > 1
+    assert found[-1]["eval/episode/answer_tokens"] == np.mean([sum(e.tokens[1::2]) for e in each])
+    assert found[-1]["eval/episode/calls"] == np.mean([e.calls for e in each])
+    assert [e.invalid for e in each] == ["timeout" if i // 4 == 3 else None for i in range(32)]
+    assert all(s.tokens == sum(s.episode.tokens[::2]) for s in samples)
+    written = ["\n".join(e.turns[::2]).replace("<eos>", "").replace("<pad>", "") for e in each]
+    assert [s.completion for s in samples] == written
 
 
 @pytest.mark.parametrize(
