@@ -12,6 +12,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import sleep, time
 from typing import Any
 
@@ -79,6 +80,7 @@ def model(
     ask: str = PROMPT,
     pattern: str = r"Score:\s*(-?\d+(?:\.\d+)?)",
     most: float = 1.0,
+    batch: int = 8,
     key_variable: str = "",
     retries: int = 3,
     seconds: float = 60.0,
@@ -93,11 +95,14 @@ def model(
       ask: the question to the model; ``{prompt}``, ``{completion}`` and the names of columns stand for their values.
       pattern: a regular expression whose first group is the score; its last match counts.
       most: the score that is worth 1.
+      batch: most requests of a worker at a time, so that the server can run them in one batch. With `rewards.workers`
+        workers there are so many times as many.
       key_variable, retries, seconds, per_second: as in `http`.
     """
-    found: list[float | None] = []
-    for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        values = {key: column[i] for key, column in columns.items()} | {"prompt": prompt, "completion": completion}
+
+    def score(i: int) -> float | None:
+        values = {key: column[i] for key, column in columns.items()}
+        values |= {"prompt": prompts[i], "completion": completions[i]}
         body = {"model": name, "messages": [{"role": "user", "content": _filled(ask, values)}], "temperature": 0}
         given = _post(f"{url.rstrip('/')}/chat/completions", body, key_variable, retries, seconds, per_second)
         try:
@@ -105,8 +110,10 @@ def model(
         except (KeyError, IndexError, TypeError):
             raise ValueError(f"{url} gave {given!r:.200}, not an answer of the chat API") from None
         scores = re.findall(pattern, text or "")
-        found.append(float(scores[-1]) / most if scores else None)
-    return found
+        return float(scores[-1]) / most if scores else None
+
+    with ThreadPoolExecutor(batch) as threads:
+        return list(threads.map(score, range(len(completions))))
 
 
 def _filled(text: str, values: Mapping[str, Any]) -> str:

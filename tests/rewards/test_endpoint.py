@@ -119,10 +119,31 @@ def test_a_model_scores_by_the_chat_api(server, monkeypatch):
         ask="Is {completion} for {prompt} the same as {gold}? {unknown}",
     )  # fmt: skip
     assert values == [0.8, None]
-    path, body, key = server.asked[0]
-    assert key is None
-    assert path == "/v1/chat/completions" and body["model"] == "m"
-    assert body["messages"][0]["content"] == "Is two for 1+1? the same as 2? {unknown}"
+    assert {(path, body["model"], key) for path, body, key in server.asked} == {("/v1/chat/completions", "m", None)}
+    assert sorted(body["messages"][0]["content"] for _, body, _ in server.asked) == [
+        "Is bad for 2+2? the same as 4? {unknown}",
+        "Is two for 1+1? the same as 2? {unknown}",
+    ]
+
+
+def test_a_model_is_asked_about_several_samples_at_a_time(server):
+    """No request is answered before the two others of its batch are there; scores are in the samples' order."""
+    there = threading.Barrier(3, timeout=20)
+
+    def answers(body):
+        there.wait()
+        return 200, {"choices": [{"message": {"content": f"Score: 0.{body['messages'][0]['content']}"}}]}
+
+    server.answers = answers
+    how = {"url": server.url, "name": "m", "ask": "{completion}", "batch": 3}
+    assert endpoint.model(["?"] * 6, list("123456"), [[]] * 6, **how) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+
+
+def test_a_model_that_cannot_answer_is_an_error(server):
+    server.answers = lambda body: (400, "no")
+    with pytest.raises(OSError, match="400 after 1 tries"):
+        endpoint.model(["?"] * 9, ["a"] * 9, [[]] * 9, url=server.url, name="m", batch=2)
+    assert len(server.asked) < 9
 
 
 def test_as_a_reward_of_a_recipe(server):
