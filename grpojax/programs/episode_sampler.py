@@ -229,7 +229,7 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
         q, k, v = one.qkv(x, tables_of_layer(tables, kind))
         keys, values = put(keys, k), put(values, v)
         grouped = q.reshape(rows, slots, size, k.shape[2], -1, c.head_dim)
-        o = _attend(grouped, prompt, (keys, values), masks(kind))
+        o = _attend(grouped, prompt, (keys, values), masks(kind), compute.mesh)
         return one.finish(x, o.reshape(*x.shape[:-1], -1).astype(x.dtype)), (keys, values)
 
     kinds = kinds_of_layers(c)
@@ -249,19 +249,41 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
     return jax.lax.scan(step, x, (read, *caches))[1]
 
 
-def _attend(q: Array, prompt: Any, cache: tuple[Array, Array], masks: tuple[Array, Array]) -> Array:
-    """Attention of queries ``[P, G, C, Hkv, r, d]`` over their prompt and their slot's cache ``[P, G, Hkv, T, d]``, in
-    one float32 softmax; float32, in the queries' shape."""
+def _attend(q: Array, prompt: Any, cache: tuple[Array, Array], masks: tuple[Array, Array], mesh: Mesh | None) -> Array:
+    """Attention of queries ``[P, G, C, Hkv, r, d]`` over their prompt and their slot's cache ``[P, G, Hkv, T, d]``.
+
+    One prompt after the other on each shard: the scores of all of them would be larger than their caches.
+
+    Returns:
+      float32, in the queries' shape.
+    """
+
+    def of_shard(*xs: Any) -> Array:
+        return jax.lax.map(lambda x: _attend_one(*x), xs)
+
+    if mesh is not None:
+        shard, heads, grouped = (
+            sharding.spec(axes, sharding.TRAIN)
+            for axes in (("shard",), ("shard", "kv_heads"), ("shard", None, "kv_heads"))
+        )
+        queries = sharding.spec(("shard", None, None, "kv_heads"), sharding.TRAIN)
+        takes = queries, heads, grouped, shard
+        of_shard = jax.shard_map(of_shard, mesh=mesh, in_specs=takes, out_specs=queries, check_vma=False)
+    return of_shard(q, prompt, cache, masks)
+
+
+def _attend_one(q: Array, prompt: Any, cache: tuple[Array, Array], masks: tuple[Array, Array]) -> Array:
+    """`_attend` for one prompt, in one float32 softmax."""
     q, (keys, values), (in_prompt, seen) = q * q.shape[-1] ** -0.5, cache, masks
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    of_prompt = product("pgchrd,phdl->pgchrl", q.astype(prompt[0].dtype), prompt[0])
-    of_prompt = jnp.where(in_prompt[:, :, :, None, None], of_prompt, -jnp.inf)
-    own = product("pgchrd,pghtd->pgchrt", q.astype(keys.dtype), keys)
-    own = jnp.where(seen[:, :, :, None, None], own, -jnp.inf)
+    of_prompt = product("gchrd,hdl->gchrl", q.astype(prompt[0].dtype), prompt[0])
+    of_prompt = jnp.where(in_prompt[:, :, None, None], of_prompt, -jnp.inf)
+    own = product("gchrd,ghtd->gchrt", q.astype(keys.dtype), keys)
+    own = jnp.where(seen[:, :, None, None], own, -jnp.inf)
     weights = jax.nn.softmax(jnp.concatenate([of_prompt, own], -1), -1)
     w_prompt, w_own = jnp.split(weights, [of_prompt.shape[-1]], -1)
-    mixed = product("pgchrl,phld->pgchrd", w_prompt.astype(prompt[1].dtype), prompt[1])
-    return mixed + product("pgchrt,pghtd->pgchrd", w_own.astype(values.dtype), values)
+    mixed = product("gchrl,hld->gchrd", w_prompt.astype(prompt[1].dtype), prompt[1])
+    return mixed + product("gchrt,ghtd->gchrd", w_own.astype(values.dtype), values)
 
 
 def _pinned(x: Array, compute: Compute) -> Array:

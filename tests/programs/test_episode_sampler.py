@@ -1,6 +1,7 @@
 """Episodes of several turns, against rollouts that read everything again, and against the trainer's log-probs."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -213,6 +214,25 @@ def test_eight_devices_draw_the_same(of):
     for name in ("tokens", "lengths", "stopped", "sampled"):
         np.testing.assert_array_equal(getattr(out, name), getattr(want, name))
     assert np.abs(logps_of(decoder, prompts, out) - out.logps)[out.sampled].max() < 1e-4
+
+
+def arrays_of(jaxpr):
+    """The shapes of all that a program computes, in its loops and calls too."""
+    for eqn in jaxpr.eqns:
+        yield from (x.aval.shape for x in eqn.outvars)
+        for inner in jax.core.jaxprs_in_params(eqn.params):
+            yield from arrays_of(inner)
+
+
+@pytest.mark.parametrize("compute", [Compute(), TPU], ids=["cpu", "tpu"])
+def test_scores_of_answers_are_of_one_prompt_at_a_time(decoder, compute):
+    sampler, counts = Sampler(decoder, some_prompts(), compute=compute), np.full((3, 5), 2, np.int32)
+    answers = np.full((3, 5, CONFIG.max_tokens), 4, np.int32)
+    graph, params = decoder
+    traced = jax.make_jaxpr(functools.partial(episode_sampler._go_on, graph, how=sampler.how))
+    shapes = set(arrays_of(traced(params, sampler.paused, answers, counts).jaxpr))
+    scores = CONFIG.group * CHUNK * BASE.num_heads * CONFIG.max_tokens
+    assert max(np.prod(shape) for shape in shapes if CHUNK in shape) < 2 * scores
 
 
 @pytest.mark.parametrize(
