@@ -77,13 +77,28 @@ def cache(config: Config, policy: Policy) -> None:
     kv_cache.dtype_of(config.rollout.cache_dtype, policy.sampling.compute)
 
 
-def positions(problems: Sequence[data.Problem], longest: int, policy: Policy) -> None:
-    """Raises `UserError` if samples could become longer than the positions that the model was made for."""
-    prompt, most = max(len(p.ids) for p in problems), policy.config.max_positions
+def positions(
+    problems: Sequence[data.Problem],
+    longest: int,
+    most: int,
+    *,
+    setting: str = "rollout.max_tokens=",
+    prompts: str = "data.max_prompt_tokens",
+) -> None:
+    """Raises `UserError` if samples could become longer than the positions that the model was made for.
+
+    Args:
+      problems: their prompts.
+      longest: most tokens of a sample.
+      most: the model's positions.
+      setting: what ``longest`` comes from, as a user writes it before the number.
+      prompts: what else to lower.
+    """
+    prompt = max(len(p.ids) for p in problems)
     if prompt + longest > most:
         raise UserError(
-            f"rollout.max_tokens={longest} after a prompt of {prompt} tokens is over the model's "
-            f"max_position_embeddings={most}: lower it, or data.max_prompt_tokens"
+            f"{setting}{longest} after a prompt of {prompt} tokens is over the model's max_position_embeddings={most}: "
+            f"lower it, or {prompts}"
         )
 
 

@@ -146,7 +146,7 @@ class Trainer(Task):
         every = [*self.problems, *self.held_out.problems, *self.held_out.test]
         columns = evaluation.columns_of(every)
         self.rewards.check_columns(columns if self.players is None else self.players.columns_with(columns))
-        checks.positions(every, config.rollout.max_tokens, self.policy)
+        checks.positions(every, config.rollout.max_tokens, self.policy.config.max_positions)
         longest = _longest_prompt(config, self.problems)
         self.parts = [kind(config, self.policy.shape) for kind in kinds]
         self.policy.load()

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.programs.policy import Policy, model_facts
     from grpojax.records.evaluations import Record
     from grpojax.rewards import Rewards
-    from grpojax.run import episodes
+    from grpojax.run import checks, episodes
     from grpojax.run.today import with_day
     from grpojax.tools import targets
 
@@ -88,6 +88,9 @@ def run(args: argparse.Namespace) -> int:
             hf.check_ends(recipe.model.path, policy.eos_ids, no_end=no_end, setting="--no-end")
             sets = _load(target, tokenize, rewards)
             first = next(iter(sets.values()))
+            for loaded in sets.values():
+                given = config.sampler.max_tokens, policy.config.max_positions
+                checks.positions(loaded[: config.limit or None], *given, setting="--max-tokens ")
             for line in rewards.notes(tokenize.special, tokenize.tail(first[0].ids)):
                 log.warning("%s", line)
             tree = recipe.resolved()

@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.host.console import log
     from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.sampler import SamplerConfig
+    from grpojax.run import checks
     from grpojax.tools.engine import Engine
 
     keep_compiled()
@@ -67,7 +68,10 @@ def run(args: argparse.Namespace) -> int:
     ids = data.Tokenize(engine.tokenizer, source)(args.prompt)
     if not ids:
         raise UserError("--prompt is empty")
-    prompts = data.to_prompts([data.Problem(0, ids, args.prompt, None, {})], len(ids))
+    problems = [data.Problem(0, ids, args.prompt, None, {})]
+    at_most = {"setting": "--max-tokens ", "prompts": "the prompt's length"}
+    checks.positions(problems, args.max_tokens, engine.max_positions, **at_most)
+    prompts = data.to_prompts(problems, len(ids))
     log.setLevel(logging.WARNING)  # standard output has only completions, and no messages on compiling
     rollout = engine.load().draw(prompts, jax.random.key(args.seed), config)
     rows = zip(rollout.tokens[0], rollout.lengths[0], strict=True)

@@ -38,6 +38,7 @@ from grpojax.tools import cli
     ("max_steps=5", "this is TRL's and Tunix's name; set train.steps (another number"),
     ("use_vllm=true", "this is TRL's name; leave it out"),
     ("learning_rate=1e-6", "unknown key; did you mean 'optimizer.learning_rate'?"),
+    ("variant.learning_rate=1e-6", "variant.learning_rate: unknown key; did you mean 'optimizer.learning_rate'?"),
     ("train.group=4", "train.group (from the command line): unknown key; did you mean 'rollout.group'?"),
     ("variant.clip_hihg=0.3", "variant.clip_hihg: unknown key; did you mean 'clip_high'"),
     ("variant={name: grpo, kl_coef: 0.1, kl_kind: k1}", "its expected gradient is 0"),
@@ -101,6 +102,11 @@ from grpojax.tools import cli
 def test_a_mistake_is_two_lines_and_status_two(override, message, tmp_path, capsys):
     assert cli.main(["train", QUICKSTART, f"run.dir={tmp_path / 'run'}", override]) == 2
     check_said(message, capsys)
+
+
+def test_a_sample_longer_than_the_model_s_positions_is_refused(capsys):
+    assert cli.main(["sample", "builtin:tiny", "--prompt", "1+1=", "--max-tokens", "1024"]) == 2
+    check_said("--max-tokens 1024 after a prompt of", capsys)
 
 
 def test_help_loads_nothing_heavy():

@@ -103,6 +103,7 @@ def test_half_way_the_same_command_goes_on_to_the_same_file(whole, tmp_path, kee
     (["--batch", "0"], "batch=0: must be at least 1"),
     (["--limit", "-1"], "limit=-1: must be at least 0"),
     (["--max-tokens", "0"], "max_tokens=0: must be at least 1"),
+    (["--max-tokens", "1020"], "max_position_embeddings=1024: lower it, or data.max_prompt_tokens"),
     (["--step", "3"], "--step and --best are for a run directory"),
     (["--best"], "--step and --best are for a run directory"),
     (["--data", "nowhere.jsonl"], "data file 'nowhere.jsonl' does not exist"),
