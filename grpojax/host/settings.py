@@ -103,7 +103,13 @@ def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
     return tree, origins
 
 
-def build(cls: type[T], mapping: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> T:
+def build(
+    cls: type[T],
+    mapping: Mapping[str, Any],
+    origins: Mapping[str, str] | None = None,
+    *,
+    recipe: type | None = None,
+) -> T:
     """Builds a ``cls`` from a mapping.
 
     Where a number is wanted, a string that reads as a number counts as one (PyYAML takes ``1e-5`` for a string). But a
@@ -114,11 +120,13 @@ def build(cls: type[T], mapping: Mapping[str, Any], origins: Mapping[str, str] |
         that are not settings.
       mapping: the values, as YAML gives them.
       origins: dotted path -> where the values at and below it came from; ``""`` is the root.
+      recipe: the class of the whole recipe if ``cls`` is a part of it. The error for a key that another part has names
+        that key.
 
     Raises:
       UserError: names the first problem and counts the others.
     """
-    walk = _Walk(cls, origins or {})
+    walk = _Walk(cls, origins or {}, recipe or cls)
     if settings_of := getattr(cls, "settings_of", None):
         mapping = settings_of(mapping)
     config = walk.visit(cls, mapping, ())
@@ -261,8 +269,8 @@ _SHAPE_NAMES = {dict: "a mapping", list: "a list"}
 class _Walk:
     """Builds values by their types and collects their errors. If there are any, the built values must not be used."""
 
-    def __init__(self, root: type, origins: Mapping[str, str]):
-        self.root, self.origins = root, origins
+    def __init__(self, root: type, origins: Mapping[str, str], recipe: type):
+        self.root, self.origins, self.recipe = root, origins, recipe
         self.problems: list[str] = []
 
     def visit(self, tp: Any, value: Any, path: Key) -> Any:
@@ -328,7 +336,7 @@ class _Walk:
             if meant is not None and (meant.key is None or _has(self.root, meant.key.split("."))):
                 named = "this" if name == dotted else name
                 return f"{named} is {meant.trainers} name; {meant.remedy}"
-        if elsewhere := _elsewhere(self.root, path[-1]):
+        if elsewhere := _elsewhere(self.recipe, path[-1]):
             return f"unknown key; did you mean {' or '.join(map(repr, elsewhere))}?"
         known = f"; known keys: {', '.join(fields)}"
         return f"unknown key{_did_you_mean(path[-1], fields) or known}"
@@ -337,7 +345,7 @@ class _Walk:
         """Builds the member of a union that has the fewest errors for ``value``."""
         trials = []
         for member in members:
-            walk = _Walk(self.root, self.origins)
+            walk = _Walk(self.root, self.origins, self.recipe)
             trials.append((walk.visit(member, value, path), walk.problems))
         result, problems = min(trials, key=lambda trial: len(trial[1]))
         self.problems += problems

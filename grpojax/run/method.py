@@ -83,10 +83,13 @@ def resolve(
     given_filter: FilterConfig | Literal["auto", "none"],
     rollout: RolloutConfig,
     train: TrainConfig,
+    *,
+    recipe: type | None = None,
 ) -> Method:
-    """Resolves names and options; raises `UserError` for an unknown one, or a combination that is not possible."""
+    """Resolves names and options; raises `UserError` for an unknown one, or a combination that is not possible. An
+    option of the variant that is a key of another section of the class ``recipe`` is an error that names it."""
     options = _options(variant, rollout.max_tokens)
-    made = _variant(options)
+    made = _variant(options, recipe)
     older = {f"rollout.{n}": x for n in ("ahead", "overlap") if (x := getattr(rollout, n))}
     for name, value in older.items():
         made = _corrected(made, options, name, value)
@@ -186,7 +189,7 @@ def _options(variant: str | Mapping[str, Any], longest: int) -> dict[str, Any]:
     return given
 
 
-def _variant(options: Mapping[str, Any]) -> variants.Variant:
+def _variant(options: Mapping[str, Any], recipe: type | None = None) -> variants.Variant:
     given = dict(options)
     name = given.pop("name")
     try:
@@ -195,7 +198,7 @@ def _variant(options: Mapping[str, Any]) -> variants.Variant:
         raise UserError(f"variant: {e}") from None
     section = dataclasses.make_dataclass("VariantConfig", fields, frozen=True)
     root = dataclasses.make_dataclass("Root", [("variant", section)])
-    built = settings.build(root, {"variant": given}).variant
+    built = settings.build(root, {"variant": given}, recipe=recipe).variant
     try:
         variant = variants.get(name, **{field[0]: getattr(built, field[0]) for field in fields})
     except ValueError as e:

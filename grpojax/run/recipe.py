@@ -125,7 +125,7 @@ class Config:
     @functools.cached_property
     def method(self) -> method.Method:
         """Variant, rewards and filter, resolved."""
-        return method.resolve(self.variant, self.rewards, self.filter, self.rollout, self.train)
+        return method.resolve(self.variant, self.rewards, self.filter, self.rollout, self.train, recipe=Config)
 
     def resolved(self) -> dict[str, Any]:
         """The recipe as plain data, in which what can be written in two ways is written in one.
