@@ -1,5 +1,6 @@
 """Environments for the tests of episodes: what they answer follows from the turn's text only."""
 
+import os
 import time
 import zlib
 
@@ -19,10 +20,13 @@ class Fake:
       resets: what ``reset`` returns for a row's columns and the sample's number.
       invalid: whether an episode becomes invalid, of its uid and its sample's number.
       lost: whether an episode becomes invalid without a reply that says so, likewise.
+      loses: whether an instance is lost, once each, of its uid, its sample's number, and when: the number of turns that
+        it was given, or "end" where its reward is asked for.
+      repeats: what it says of all rows: whether the same actions give the same observations.
+      salt: another one makes other answers.
     """
 
-    tools = ()
-    deterministic = True
+    tools = {None: ()}  # noqa: RUF012
 
     def __init__(
         self,
@@ -30,22 +34,39 @@ class Fake:
         resets=lambda row, sample: None,
         invalid=lambda uid, sample: False,
         lost=lambda uid, sample: False,
+        loses=lambda uid, sample, when: False,
+        repeats=True,
+        salt="",
     ):
         self._late = None if late is None else np.random.default_rng(late)
         self._resets, self._invalid, self._lost = resets, invalid, lost
+        self._repeats, self._salt = repeats, salt
+        self._loses, self.lost = loses, set()
         self.open_now, self._due, self.most, self.closed = {}, {}, 0, False
+
+    def deterministic(self, row):
+        return self._repeats
 
     def open(self, rows):
         self.open_now |= {episode: [] for episode in rows}
         self.most = max(self.most, len(self.open_now))
         return {episode: self._resets(row, episode[1]) for episode, row in rows.items()}
 
+    def _loses_now(self, episode, when):
+        if not self._loses(*episode, when) or (episode, when) in self.lost:
+            return False
+        self.lost.add((episode, when))
+        self.open_now[episode].clear()
+        return True
+
     def play(self, turns):
         for episode, text in turns.items():
             self.open_now[episode].append(text)
-            number = zlib.crc32(text.encode())
+            number = zlib.crc32((text + self._salt).encode())
             waits = 0 if self._late is None else int(self._late.integers(3))
-            if self._invalid(*episode):
+            if self._loses_now(episode, len(self.open_now[episode])):
+                reply = Reply(messages=(), again=True)
+            elif self._invalid(*episode):
                 reply = Reply(messages=(), invalid="timeout")
             elif number % 3 == 0:
                 reply = Reply(messages=())
@@ -63,6 +84,7 @@ class Fake:
         return there
 
     def rewards(self, episodes):
+        self._due |= {e: (0, Reply(messages=(), again=True)) for e in episodes if self._loses_now(e, "end")}
         there = [e in self.open_now and not self._lost(*e) for e in episodes]
         return [float(len(self.open_now[e])) if here else float("nan") for e, here in zip(episodes, there, strict=True)]
 
@@ -93,6 +115,33 @@ class Echo:
 
     def get_reward(self):
         return float(self.turns)
+
+
+class Slow(Echo):
+    """Leaves time to stop the run while its episodes are open."""
+
+    def number(self, text: str) -> str:
+        """A number of a text.
+
+        Args:
+            text: any
+        """
+        time.sleep(0.1)
+        return super().number(text)
+
+
+class SlowAndRandom(Slow):
+    """States nothing, and answers as it likes."""
+
+    deterministic = False
+
+    def number(self, text: str) -> str:
+        """A number.
+
+        Args:
+            text: any
+        """
+        return super().number(f"{text}{os.urandom(4)}")
 
 
 def calls_in(text):

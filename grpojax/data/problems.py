@@ -285,6 +285,7 @@ def load_problems(
     *,
     compared: bool = True,
     known: Known = Known(),  # noqa: B008  frozen
+    of_row: Callable[[Mapping[str, Any]], Callable[[Question], tuple[int, ...]]] | None = None,
 ) -> Problems:
     """Reads and tokenises the problems of one or more sources.
 
@@ -297,6 +298,7 @@ def load_problems(
         must be short ones.
       known: the problems of held-out parts. Generated problems that are among them are left out here; rows of files
         that are word for word the same are counted.
+      of_row: gives what takes the place of ``tokenize`` for a row with these columns (`Tokenize.of_row`).
 
     Raises:
       UserError: a source cannot be read; or a row cannot be used, with file and line.
@@ -323,7 +325,7 @@ def load_problems(
                     row,
                     columns,
                     gold_of=gold_of,
-                    tokenize=tokenize,
+                    tokenize_of=(lambda _: tokenize) if of_row is None else of_row,
                     config=config,
                     source=source,
                     number=number,
@@ -431,7 +433,7 @@ def _problem(
     columns: Columns,
     *,
     gold_of: Callable[[Mapping[str, Any], Columns], str | None],
-    tokenize: Callable[[Question], tuple[int, ...]],
+    tokenize_of: Callable[[Mapping[str, Any]], Callable[[Question], tuple[int, ...]]],
     config: DataConfig,
     source: SourceConfig,
     number: int,
@@ -450,7 +452,7 @@ def _problem(
         given = row
     else:
         given = {name: cell(row, column, "data.columns") for name, column in config.columns.items()}
-    ids = tokenize(question)
+    ids = tokenize_of(given)(question)
     if not ids:
         raise UserError("has an empty prompt")
     chat = None if isinstance(question, str) else question

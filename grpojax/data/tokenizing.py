@@ -1,5 +1,6 @@
 """Questions to token ids."""
 
+import copy
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
@@ -56,7 +57,9 @@ class Tokenize:
     Args:
       tokenizer: of transformers.
       config: for the instruction, the examples, the system message and the template.
-      tools: JSON schemas of the tools that an episode may call; None where samples are no episodes.
+      tools: JSON schemas of the tools that an episode may call, by its environment's name, as the column
+        ``environment`` of its row says; those of a run's only environment stand under None. None where samples are no
+        episodes.
 
     Raises:
       UserError: the tokenizer lacks what the config asks for, or its template loses part of it.
@@ -66,7 +69,13 @@ class Tokenize:
       special: texts of the tokens that decoding leaves out.
     """
 
-    def __init__(self, tokenizer: Any, config: DataConfig, *, tools: Sequence[Mapping[str, Any]] | None = None):
+    def __init__(
+        self,
+        tokenizer: Any,
+        config: DataConfig,
+        *,
+        tools: Mapping[str | None, Sequence[Mapping[str, Any]]] | None = None,
+    ):
         self.tokenizer, self.config = tokenizer, config
         self.chat = config.template == "chat" or (config.template == "auto" and bool(tokenizer.chat_template))
         self.special = special_texts(tokenizer)
@@ -77,13 +86,46 @@ class Tokenize:
             if not self.chat and getattr(config, name):
                 remedy = "put the text into data.instruction" if name == "system" else "leave it out"
                 raise UserError(f"data.{name} needs a chat template; {remedy} or use data.template=chat")
-        self._template = None
+        self._template: ChatTemplate | None = None
+        self._of_choice: dict[str, Tokenize] = {}
         if self.chat:
-            self._template = ChatTemplate(tokenizer, config.template_options, config.today, tools or ())
-        if tools is not None and self._template is not None:
-            self._template.check_turns()
-            if tools and not self._template.shows_tools:
-                self._note("tools", "the chat template shows no tools to the policy: data.system can name them")
+            named = {name: schemas for name, schemas in (tools or {}).items() if name is not None}
+            self._template = self._showing((tools or {}).get(None, ()), played=tools is not None and not named)
+            self._of_choice = {name: self._with(name, schemas) for name, schemas in named.items()}
+
+    def _showing(self, tools: Sequence[Mapping[str, Any]], *, played: bool) -> ChatTemplate:
+        """The chat template with these tools; ``played`` where episodes go on after a tool's answer."""
+        template = ChatTemplate(self.tokenizer, self.config.template_options, self.config.today, tools)
+        if played:
+            template.check_turns()
+        if tools and not template.shows_tools:
+            self._note("tools", "the chat template shows no tools to the policy: data.system can name them")
+        return template
+
+    def _with(self, name: str, tools: Sequence[Mapping[str, Any]]) -> "Tokenize":
+        """The same for the rows of an environment."""
+        made = copy.copy(self)
+        try:
+            made._template = self._showing(tools, played=True)
+        except UserError as e:
+            raise UserError(f"environment.choices.{name}: {e}") from None
+        return made
+
+    def of_row(self, columns: Mapping[str, Any]) -> "Tokenize":
+        """The same for the prompt of a row with these columns, which shows the tools of the row's environment.
+
+        Raises:
+          UserError: the row names no environment of the run.
+        """
+        if not self._of_choice:
+            return self
+        name = columns.get("environment")
+        if name not in self._of_choice:
+            raise UserError(
+                f"the column 'environment' is {name!r}, which environment.choices does not have; it has "
+                f"{', '.join(map(repr, self._of_choice))}"
+            )
+        return self._of_choice[name]
 
     def text(self, question: Question, examples: Sequence[Example] = ()) -> str:
         """The prompt's text; ``examples`` are shown after those of the config."""

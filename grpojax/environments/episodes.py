@@ -24,6 +24,8 @@ class Reply:
       malformed: those of the failures that reached no tool: they could not be read, did not fit the schema, or were
         over the most calls of a turn.
       invalid: why the episode does not count any more, such as "timeout"; None if it does.
+      again: the instance was lost through no fault of its own, and could not be made as it was: a new one stands after
+        its ``reset``, and the episode is to be drawn again from its first turn. Then there are no messages.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -32,19 +34,22 @@ class Reply:
     failures: int = 0
     malformed: int = 0
     invalid: str | None = None
+    again: bool = False
 
 
 class Environments(Protocol):
     """The environments of a run, one instance for each episode.
 
     Attributes:
-      tools: JSON schemas of the tools in OpenAI's form, for the chat template's ``tools``.
-      deterministic: whether the same actions give the same observations, as the class states. Then open episodes can
-        be replayed after a resume.
+      tools: JSON schemas of each environment's tools in OpenAI's form, for the chat template's ``tools``, by what
+        the column ``environment`` of a row says. Those of an only environment stand under None.
     """
 
-    tools: tuple[Mapping[str, Any], ...]
-    deterministic: bool
+    tools: Mapping[str | None, tuple[Mapping[str, Any], ...]]
+
+    def deterministic(self, row: Mapping[str, Any]) -> bool:
+        """Whether the class of a row's environment states that the same actions give the same observations."""
+        ...
 
     def open(
         self, rows: Mapping[Episode, Mapping[str, Any]]
@@ -57,7 +62,10 @@ class Environments(Protocol):
         ...
 
     def replies(self, timeout: float | None = None) -> Mapping[Episode, Reply]:
-        """The replies that are there. Waits until one is, or until ``timeout`` seconds are over."""
+        """The replies that are there. Waits until one is, or until ``timeout`` seconds are over.
+
+        `Reply.again` also comes where a reward or a snapshot was asked for.
+        """
         ...
 
     def rewards(self, episodes: Sequence[Episode]) -> Sequence[float | None]:

@@ -1,8 +1,9 @@
 """The environments of a run in worker processes: an instance for each episode, kept apart from what misbehaves.
 
 Instances share workers. One that dies, hangs or floods its output takes its worker's process with it, or its own
-instance: its episode is invalid then. Another episode of that process is made anew where it is asked the next time,
-by its earlier turns, if its class states that it is deterministic; else it is invalid too.
+instance: its episode is invalid then. Another episode of that process gets a new instance where it is asked the next
+time. If its class states that it is deterministic, its earlier calls are made again. Else it is drawn again
+(`Reply.again`).
 """
 
 import contextlib
@@ -57,6 +58,7 @@ class _Instance:
       read: the calls of the turn that is played.
       asked: those of them that go to the worker.
       invalid: why it does not count; None if it does.
+      played: whether calls have reached the worker.
     """
 
     choice: str | None
@@ -65,6 +67,12 @@ class _Instance:
     read: Sequence[calls.Call] = ()
     asked: tuple[Asked, ...] = ()
     invalid: str | None = None
+    played: bool = False
+
+    @property
+    def starts_over(self) -> bool:
+        """Whether a new instance can only begin the episode again."""
+        return self.played and self.history.kept == "unknown"
 
 
 @dataclasses.dataclass
@@ -97,8 +105,7 @@ class Workers:
       template: the policy's chat template, which shows how it writes a call; None where ``config.format`` says so.
 
     Attributes:
-      tools: the JSON schemas of all environments' tools; `tools_of` has those of a row.
-      deterministic: whether all environments are.
+      tools: the JSON schemas of each environment's tools, by the name in a row's column ``environment``.
       invalid: how many episodes became invalid, by reason.
 
     Raises:
@@ -119,8 +126,7 @@ class Workers:
             name: {schema["function"]["name"]: schema["function"] for schema in probe.schemas}
             for name, probe in self._probes.items()
         }
-        self.tools = _joined(self._probes)
-        self.deterministic = all(probe.deterministic for probe in self._probes.values())
+        self.tools = {name: probe.schemas for name, probe in self._probes.items()}
         self.invalid: Counter[str] = Counter()
         self._workers = [self._start() for _ in range(config.workers or min(16, pool.cores()))]
         self._finalizer = weakref.finalize(self, _close_all, self._workers)
@@ -181,9 +187,9 @@ class Workers:
             )
         return name
 
-    def tools_of(self, row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-        """The JSON schemas of the tools that a row's environment has."""
-        return self._probes[self._choice(row)].schemas
+    def deterministic(self, row: Mapping[str, Any]) -> bool:
+        """Whether the class of a row's environment states that the same actions give the same observations."""
+        return self._probes[self._choice(row)].deterministic
 
     def check_columns(self, row: Mapping[str, Any]) -> None:
         """Raises `UserError` where a row names no environment, or lacks a column that ``reset`` needs."""
@@ -266,19 +272,20 @@ class Workers:
         return ready
 
     def rewards(self, episodes: Sequence[Episode]) -> list[float | None]:
-        """``get_reward()`` of each episode; None where its class has none, and NaN where the episode is invalid.
+        """``get_reward()`` of each episode; None where its class has none, and NaN where the episode is invalid, or is
+        drawn again, which a reply says.
 
         Raises:
           ValueError: an episode is not open, or its last turn is not over.
         """
         with_reward = [e for e in episodes if self._probes[self._still(e).choice].rewards]
         values = self._ask("reward", with_reward)
-        return [math.nan if self._instances[e].invalid else values.get(e) for e in episodes]
+        return [math.nan if self._instances[e].invalid or e in self._ready else values.get(e) for e in episodes]
 
     def snapshots(self, episodes: Sequence[Episode]) -> list[Snapshot | None]:
         """The instances of episodes as they are, for rewards that ask for the column ``environments``.
 
-        A reward's worker gets a copy of each instance. None where the episode is invalid.
+        A reward's worker gets a copy of each instance. None where the episode is invalid, or is drawn again.
 
         Raises:
           UserError: an instance cannot be pickled.
@@ -289,7 +296,8 @@ class Workers:
             if isinstance(value, str):
                 path = self._made[self._instances[episode].choice].path
                 raise UserError(f"environment {path!r} cannot be given to rewards: {value[:300]}")
-        return [Snapshot(values[e]) if e in values and not self._instances[e].invalid else None for e in episodes]
+        there = {e for e in values if not self._instances[e].invalid and e not in self._ready}
+        return [Snapshot(values[e]) if e in there else None for e in episodes]
 
     def _still(self, episode: Episode) -> _Instance:
         """An open episode between two turns."""
@@ -301,7 +309,8 @@ class Workers:
     def _ask(self, kind: Literal["reward", "snapshot"], episodes: Sequence[Episode]) -> dict[Episode, Any]:
         """What the workers say of the episodes that count."""
         instances = {episode: self._still(episode) for episode in episodes}
-        jobs = [self._submit(_Job(e, instance, kind)) for e, instance in instances.items() if instance.invalid is None]
+        counts = [e for e, instance in instances.items() if instance.invalid is None and e not in self._ready]
+        jobs = [self._submit(_Job(e, instances[e], kind)) for e in counts]
         self._finish(jobs)
         return {job.episode: job.value for job in jobs}
 
@@ -407,12 +416,22 @@ class Workers:
         elif played.detail:
             log.debug("environment printed in episode %s:\n%s", job.episode, played.detail)
         if job.kind == "revive" and job.then is not None:
-            if played.invalid is None:
+            again = played.invalid is None and job.instance.starts_over
+            if played.invalid is None and not again:
                 self._submit(job.then)
                 return
             job = job.then
+            if again:
+                self._begin_again(job)
+                return
         job.over, job.value, job.detail = True, value, played.detail
         self._note(job, played)
+
+    def _begin_again(self, job: _Job) -> None:
+        """Takes note that an episode stands after its ``reset`` again, where a job found its instance gone."""
+        job.over, instance = True, job.instance
+        instance.read, instance.asked, instance.played = (), (), False
+        self._ready[job.episode] = Reply(messages=(), again=True)
 
     def _note(self, job: _Job, played: Played) -> None:
         """Takes note of what a job has changed."""
@@ -421,6 +440,7 @@ class Workers:
             self._resets.add(instance.choice)
             instance.history = dataclasses.replace(instance.history, observed=(job.value,))
         if job.kind == "play":
+            instance.played = True
             if played.invalid is None and instance.history.kept == "again":
                 turns = (*instance.history.turns, (instance.asked, played.answers))
                 instance.history = dataclasses.replace(instance.history, turns=turns)
@@ -499,19 +519,6 @@ def _parser(form: str, template: str | None) -> calls.Parse:
         return sandbox.imported(name)
     except Exception as e:
         raise UserError(f"environment.format={name!r}: cannot be imported: {type(e).__name__}: {e}") from None
-
-
-def _joined(probes: Mapping[str | None, Probe]) -> tuple[dict[str, Any], ...]:
-    """The tools of all environments, each once; raises `UserError` where two differ under one name."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, probe in probes.items():
-        for schema in probe.schemas:
-            tool = schema["function"]["name"]
-            if found.setdefault(tool, schema) != schema:
-                raise UserError(
-                    f"environment.choices.{name}: its tool {tool!r} is not that of another environment; rename one"
-                )
-    return tuple(found.values())
 
 
 def _one_line(text: str) -> str:

@@ -70,7 +70,7 @@ class History:
       observed: what ``reset`` returned, None before it was called.
       turns: the calls of earlier turns, with their answers.
       kept: what the instance keeps between calls. Nothing: then a new one is as good. "again": what the same calls
-        bring about again. Or "unknown": then it cannot be made anew.
+        bring about again. Or "unknown": then only a new one after its ``reset`` can be made.
     """
 
     made: Made
@@ -193,9 +193,10 @@ def open_(episode: Episode, history: History) -> tuple[Any, Played]:
 
 
 def revive(episode: Episode, history: History, most_bytes: int) -> Played:
-    """Makes an episode's instance anew, in a process that does not have it."""
-    if history.kept == "unknown":
-        return Played(invalid="neighbour", detail="another episode of its worker misbehaved")
+    """Makes an episode's instance anew, in a process that does not have it.
+
+    If what it keeps is unknown, it stands after its ``reset``.
+    """
     observed, played = open_(episode, history)
     if played.invalid or history.kept == "nothing":
         return played

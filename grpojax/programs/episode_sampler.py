@@ -10,7 +10,8 @@ Every sample has its own slot. A round is one program:
 A slot that gets no answer in a round waits: the loop neither draws for it nor writes into its cache. A turn always
 begins with a round, and it is over when the round is. So a token's place in the ring follows from the tokens of its own
 sample, and it makes no difference to a sample in which rounds its turns are drawn, bit for bit. The random key of a
-draw is that of `grpojax.programs.sampler`, with the position in the whole episode.
+draw is that of `grpojax.programs.sampler`, with the position in the whole episode. A sample may be cut back to its
+first tokens between two rounds: the cache still has them.
 """
 
 import dataclasses
@@ -328,6 +329,12 @@ class EpisodeSampler:
         split = [np.asarray(x, np.int32).reshape(-1, self._group, *x.shape[2:]) for x in (answers, counts)]
         given = [self._policy.place(x) for x in split]
         self._paused = _goes_on(self._policy.graph, self._params, self._paused, *given, how=self._how)
+
+    def cut_back(self, out: Rollout) -> None:
+        """Replaces the samples on the devices by ``out``, as `fetch` gave them. Those of them that are shorter go on
+        after the tokens that they still have."""
+        placed = jax.tree.map(lambda x: self._policy.place(x.reshape(-1, self._group, *x.shape[2:])), out)
+        self._paused = dataclasses.replace(self._paused, out=placed)
 
     @property
     def dispatched(self) -> Rollout:

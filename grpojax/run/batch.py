@@ -57,6 +57,7 @@ class RolloutBatch:
       metrics: metrics on the choice of problems and the drawing of samples.
       episodes: counts of each episode, ``[P, G]`` int by name: "turns", "calls" of tools, "failures" among these, and
         "malformed" among the failures. Empty if samples are no episodes.
+      events: how often something befell episodes, by its name in ``episode/...``; 0 where it did not.
     """
 
     problems: Sequence[data.Problem]
@@ -79,6 +80,7 @@ class RolloutBatch:
     everything: "Sequence[RolloutBatch]" = ()
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     episodes: Mapping[str, Samples] = dataclasses.field(default_factory=dict)
+    events: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def with_rewards(self) -> "RolloutBatch":
         """The batch with its rewards, once they are there. Call it once for a step's batch: the source notes them."""

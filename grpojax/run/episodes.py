@@ -33,6 +33,7 @@ from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Rewards
 from grpojax.run.batch import turns_of
+from grpojax.run.open_episodes import Notes
 from grpojax.run.recipe import Config
 from grpojax.types import Array, Rollout, Samples
 
@@ -67,6 +68,7 @@ class Played:
       columns: `COLUMNS`, ``[P * G]`` each; with several processes only those of this one's prompts are known.
       counts: as `grpojax.run.batch.RolloutBatch.episodes`.
       invalid: why an episode does not count, by place.
+      events: how often something befell an episode that is to be known of, by its name in ``episode/...``.
     """
 
     problems: Sequence[data.Problem]
@@ -74,6 +76,7 @@ class Played:
     columns: Mapping[str, Sequence[Any]]
     counts: Mapping[str, Samples]
     invalid: Mapping[Place, str]
+    events: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,13 +159,21 @@ class Playing:
       players: what plays them.
       params, key, config: as of `EpisodeSampler`.
       problems: ``[P]``; their number must divide over the batch shards, or be a divisor of that.
+      notes: where the open episodes are noted; None for nowhere.
 
     Raises:
       UserError: ``reset`` gives different texts to samples of a prompt, or too long a text.
     """
 
     def __init__(
-        self, players: Players, params: Any, problems: Sequence[data.Problem], key: Array, config: SamplerConfig
+        self,
+        players: Players,
+        params: Any,
+        problems: Sequence[data.Problem],
+        key: Array,
+        config: SamplerConfig,
+        *,
+        notes: Notes | None = None,
     ):
         self._players, self._environments, self._key = players, players.environments, key
         group, first = config.group, data.to_prompts(problems, players.longest_prompt, config.group).first_sample
@@ -170,8 +181,17 @@ class Playing:
         self._episodes = {(p, g): (problems[p].uid, int(first[p]) + g) for p, g in every}
         self._places = {episode: place for place, episode in self._episodes.items()}
         self._mine = {(p, g) for p in processes.rows(len(problems)).tolist() for g in range(group)}
-        rows = {self._episodes[at]: _row(problems[at[0]]) for at in every if at in self._mine}
-        self._added = self._shared(dict(self._environments.open(rows)))
+        rows = {self._episodes[at]: _row(problems[at[0]]) for at in every}
+        mine = {episode: row for episode, row in rows.items() if self._places[episode] in self._mine}
+        self._repeats = {e for e, row in rows.items() if self._environments.deterministic(row)}
+        self._notes, self._differs, self._resumed = notes, set[Episode](), 0
+        if notes is not None:
+            self._resumed = sum(notes.was_open(e) for e in rows if e not in self._repeats)
+            notes.open(mine)
+        added = dict(self._environments.open(mine))
+        for episode, row in mine.items():
+            self._note(episode, row, added[episode])
+        self._added = self._shared(added)
         try:
             self.problems = [self._asked(p, problem, group) for p, problem in enumerate(problems)]
             self._check_positions(problems, config.max_tokens)
@@ -187,6 +207,10 @@ class Playing:
         self._drawn, self._waiting = set(every), set[Place]()  # whose turn is drawn, and whose environment works
         self._invalid: dict[Place, str] = {}
         self._round_s = _LEAST_WAIT
+        self._first: Rollout | None = None  # the first turns, from where an episode may begin again
+        self._cut_back, self._redrawn = False, 0
+        # What the environments of this process said of episodes that were over: rewards, and snapshots.
+        self._given, self._shown = dict[Episode, float | None](), dict[Episode, Any]()
 
     def close(self) -> None:
         """Drops the episodes' environments."""
@@ -199,11 +223,20 @@ class Playing:
                 since = time.perf_counter()
                 sync(self.sampler.dispatched)
                 out = self.sampler.fetch()
+                if self._first is None:
+                    self._first = dataclasses.replace(out, lengths=out.lengths.copy(), stopped=out.stopped.copy())
                 self._round_s = max(_LEAST_WAIT, time.perf_counter() - since)
                 self._hand_in(out)
                 answers, counts = self._answers(out, sync)
-                if not counts.any():
-                    return self._played(out)
+                if self._notes is not None:
+                    self._notes.write(self._episodes[at] for at in (self._drawn | self._waiting) & self._mine)
+                while not counts.any():
+                    if (played := self._played(out)) is not None:
+                        return played
+                    answers, counts = self._answers(out, sync)
+                if self._cut_back:
+                    self.sampler.cut_back(out)
+                    self._cut_back = False
                 self.sampler.go_on(answers, counts)
         finally:
             self.close()
@@ -230,9 +263,13 @@ class Playing:
         the run may stop (``sync``); there are none if all episodes are over."""
         answers, counts = np.zeros(out.tokens.shape, np.int32), np.zeros(out.lengths.shape, np.int32)
         while self._waiting and not counts.any():
+            again = set[Place]()
             for episode, answer in sorted(self._replies(out, sync).items()):
                 at = self._places[episode]
                 self._waiting.discard(at)
+                if answer["again"]:
+                    again.add(at)
+                    continue
                 for name in ("calls", "failures", "malformed"):
                     self._counts[name][at] += answer[name]
                 if answer["invalid"] is not None:
@@ -242,17 +279,40 @@ class Playing:
                     answers[at][: len(ids)], counts[at] = ids, len(ids)
                 elif ids:
                     self._cut[at] = True  # no token of a next turn would have a place
+            self._begin_again(again, out)
         self._drawn = {(int(p), int(g)) for p, g in np.argwhere(counts)}
         self._begins = np.where(counts, out.lengths + counts, self._begins)
         return answers, counts
 
+    def _begin_again(self, again: set[Place], out: Rollout) -> None:
+        """Takes episodes back to where their first turn was drawn, with samples ``out``, and hands that turn in again.
+        From there they are drawn with the same random numbers; what their environments answer may differ."""
+        if not again:
+            return
+        assert self._first is not None, "a round was drawn"
+        for at in again:
+            first = int(self._first.lengths[at])
+            out.lengths[at], out.stopped[at] = first, self._first.stopped[at]
+            out.tokens[at][first:], out.logps[at][first:], out.sampled[at][first:] = 0, 0.0, False
+            self._chats[at] = [*_messages(self.problems[at[0]])]
+            for counted in self._counts.values():
+                counted[at] = 0
+            self._begins[at], self._cut[at] = 0, False
+            self._given.pop(self._episodes[at], None), self._shown.pop(self._episodes[at], None)
+        self._redrawn += len(again)
+        self._cut_back, self._drawn = True, again
+        self._hand_in(out)
+
     def _appended(self, at: Place, reply: Reply, out: Rollout) -> list[int]:
         """The tokens to append to a sample, as many as can be of use; empty if its episode is over."""
+        if reply.invalid is None and not reply.again:
+            self._note(self._episodes[at], self._chats[at][-1]["content"], [reply.messages, reply.done])
         self._chats[at] += reply.messages
         if reply.invalid is not None or reply.done or not reply.messages:
             return []
         end = int(out.tokens[at][out.lengths[at] - 1]) if out.stopped[at] else None
-        ids = self._players.tokenize.after_turn(reply.messages, end, most=self._players.config.max_tool_tokens)
+        tokenize = self._players.tokenize.of_row(self.problems[at[0]].columns)
+        ids = tokenize.after_turn(reply.messages, end, most=self._players.config.max_tool_tokens)
         return ids[: out.tokens.shape[-1]]
 
     def _replies(self, out: Rollout, sync: Callable[[Any], object]) -> Mapping[Episode, dict[str, Any]]:
@@ -273,9 +333,15 @@ class Playing:
                     "failures": reply.failures,
                     "malformed": reply.malformed,
                     "invalid": reply.invalid,
+                    "again": reply.again,
                 }
             if shared := self._shared(answers):
                 return shared
+
+    def _note(self, episode: Episode, action: Any, observation: Any) -> None:
+        """Notes what an environment that states to be deterministic has answered to an action."""
+        if self._notes is not None and episode in self._repeats and self._notes.differs(episode, action, observation):
+            self._differs.add(episode)
 
     def _shared(self, mine: Mapping[Episode, Any]) -> dict[Episode, Any]:
         """What all processes have, by episode."""
@@ -284,24 +350,34 @@ class Playing:
         every = processes.meet(json.dumps([(*episode, value) for episode, value in mine.items()]))
         return {(uid, sample): value for text in every for uid, sample, value in json.loads(text)}
 
-    def _played(self, out: Rollout) -> Played:
-        mine = sorted(self._mine)
-        episodes = [self._episodes[at] for at in mine]
-        given = self._environments.rewards(episodes)
-        shows = self._players.shows
-        shown = self._environments.snapshots(episodes) if shows else [None] * len(mine)  # None where it is invalid
-        known = {at: None if x is None or _is_nan(x) else float(x) for at, x in zip(mine, given, strict=True)}
+    def _played(self, out: Rollout) -> Played | None:
+        """The episodes, which are over; None if some of them begin again."""
+        mine = {self._episodes[at]: at for at in sorted(self._mine)}
+        self._given |= _asked(self._environments.rewards, mine, self._given)
+        if self._players.shows:
+            self._shown |= _asked(self._environments.snapshots, mine, self._shown)
+        lost = {episode: None for episode, reply in self._environments.replies(0.0).items() if reply.again}
+        if again := {self._places[episode] for episode in self._shared(lost)}:
+            self._begin_again(again, out)
+            return None
         # An episode may have become invalid without a reply that says so: at its reset, or after its last turn.
-        gone = {e: "end" for e, x, y in zip(episodes, given, shown, strict=True) if _is_nan(x) or (shows and y is None)}
+        gone = {e: "end" for e, x in self._given.items() if _is_nan(x)}
+        gone |= {e: "end" for e, x in self._shown.items() if x is None}
         for episode, reason in self._shared(gone).items():
             self._invalid.setdefault(self._places[episode], reason)
-        columns = known, {at: self._chats[at] for at in mine}, dict(zip(mine, shown, strict=True))
+        known = {at: None if (x := self._given[e]) is None or _is_nan(x) else float(x) for e, at in mine.items()}
+        columns = known, {at: self._chats[at] for at in mine.values()}, {mine[e]: x for e, x in self._shown.items()}
         return Played(
             problems=self.problems,
             rollout=dataclasses.replace(out, stopped=out.stopped & ~self._cut),
             columns={name: [of.get(at) for at in self._episodes] for name, of in zip(COLUMNS, columns, strict=True)},
             counts=self._counts,
             invalid=self._invalid,
+            events={
+                "redrawn/resumed": self._resumed,
+                "redrawn/neighbour": self._redrawn,
+                "replay_differs": len(self._shared(dict.fromkeys(self._differs))),
+            },
         )
 
     # ------------------------------------------------------------------------------------------------ prompts
@@ -325,7 +401,7 @@ class Playing:
         else:
             chat = [*chat, *first]
         asked = chat[-1]["content"] if problem.chat is None and len(chat) == 1 else chat
-        ids = self._players.tokenize(asked)
+        ids = self._players.tokenize.of_row(problem.columns)(asked)
         if len(ids) > self._players.longest_prompt:
             raise UserError(
                 f"environment: the prompt of problem {problem.uid} has {len(ids)} tokens with what reset added, over "
@@ -347,6 +423,14 @@ class Playing:
 
     def _length(self) -> int:
         return packing.bucket(max(len(p.ids) for p in self.problems), self._players.longest_prompt)
+
+
+def _asked(
+    ask: Callable[[Sequence[Episode]], Sequence[Any]], episodes: Iterable[Episode], known: Mapping[Episode, Any]
+) -> dict[Episode, Any]:
+    """What an environment says of the episodes of which it is not known."""
+    wanted = [episode for episode in episodes if episode not in known]
+    return dict(zip(wanted, ask(wanted), strict=True))
 
 
 def _is_nan(x: float | None) -> bool:

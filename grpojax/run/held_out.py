@@ -151,7 +151,13 @@ def load(config: data.DataConfig, rewards: Rewards, tokenize: data.Tokenize) -> 
         if not given:
             continue
         loaded[name] = data.load_problems(
-            given, tokenize, config, rewards.check_gold, compared=rewards.compares, known=known
+            given,
+            tokenize,
+            config,
+            rewards.check_gold,
+            compared=rewards.compares,
+            known=known,
+            of_row=tokenize.of_row,
         )
         known = known.and_those_of(loaded[name])
         announce(loaded[name], name, config)

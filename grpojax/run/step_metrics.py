@@ -1,6 +1,7 @@
 """The logged numbers of a step, from arrays on the host. All functions are pure. Metrics are named only here."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -147,7 +148,8 @@ def of_episodes(drawn: Sequence[RolloutBatch]) -> dict[str, float]:
       Means over episodes: ``episode/turns``, ``episode/calls`` of tools, ``episode/answer_tokens`` that environments
       answered. ``episode/calling``, the share of episodes with a call, and ``episode/invalid``, that of those which
       their environment made invalid. ``episode/failures``, the share of calls that failed, and ``episode/malformed``,
-      that of calls which reached no tool.
+      that of calls which reached no tool. The events of `grpojax.run.batch.RolloutBatch.events` that there were,
+      counted.
     """
     if not drawn[0].episodes:
         return {}
@@ -156,6 +158,7 @@ def of_episodes(drawn: Sequence[RolloutBatch]) -> dict[str, float]:
         for name in ("turns", "calls", "failures", "malformed")
     )
     invalid = sum(n for d in drawn for reason, n in d.invalid.items() if reason.startswith("environment/"))
+    events = sum((Counter(d.events) for d in drawn), Counter[str]())  # without those that are 0
     answered = np.concatenate([(d.rollout.lengths - d.own_lengths).reshape(-1) for d in drawn])
     return {
         "episode/turns": _mean(turns),
@@ -165,6 +168,7 @@ def of_episodes(drawn: Sequence[RolloutBatch]) -> dict[str, float]:
         "episode/malformed": float(malformed.sum() / calls.sum()) if calls.sum() else math.nan,
         "episode/invalid": invalid / len(turns),
         "episode/answer_tokens": _mean(answered),
+        **{f"episode/{name}": float(n) for name, n in events.items()},
     }
 
 

@@ -127,6 +127,7 @@ class Trainer(Task):
             self.rewards.check_gold,
             compared=compared,
             known=self.held_out.known,
+            of_row=tokenize.of_row,
         )
         if reads_gold and any(p.gold is None for p in self.problems):
             raise UserError(f"variant {config.method.variant.name!r} needs the true answers: set data.answer")

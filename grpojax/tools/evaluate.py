@@ -147,7 +147,9 @@ def _load(target: Any, tokenize: Any, rewards: Any) -> dict[str, Any]:
         if name in own and given == getattr(config, name):
             sets[name] = own[name]
             continue
-        sets[name] = data.load_problems(given, tokenize, config, rewards.check_gold, compared=rewards.compares)
+        sets[name] = data.load_problems(
+            given, tokenize, config, rewards.check_gold, compared=rewards.compares, of_row=tokenize.of_row
+        )
         held_out.announce(sets[name], "validation", config)
     return sets
 

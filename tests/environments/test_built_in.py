@@ -74,7 +74,7 @@ def test_no_expression_raises_anything_but_an_error_of_its_value():
 
 def test_the_calculator_by_name(start):
     workers = start(**built_in("calculator"))
-    assert workers.deterministic and [t["function"]["name"] for t in workers.tools] == ["calculate"]
+    assert workers.deterministic({}) and [t["function"]["name"] for t in workers.tools[None]] == ["calculate"]
     assert said(workers, call("calculate", expression="6*7") + call("calculate", expression="6*")) == [
         "42", "Error: ValueError: '6*' is no arithmetic expression",
     ]  # fmt: skip

@@ -70,7 +70,7 @@ def test_answers_can_be_encoded_whatever_the_policy_wrote(start):
 
 def test_functions_are_tools_that_keep_nothing(start):
     workers = start(tools=("environment_classes:double",))
-    assert workers.deterministic
+    assert workers.deterministic({})
     workers.open({(1, 0): {"question": "?"}})
     workers.play({(1, 0): call("double", x=2.5)})
     assert all_replies(workers, 1)[1, 0].messages[0]["content"] == "5.0"
@@ -127,17 +127,50 @@ def test_one_that_misbehaves_is_invalid_and_its_neighbours_go_on(start, what, re
     assert all_replies(workers, 1)[1, 0].invalid == reason
 
 
-def test_a_neighbour_that_cannot_be_played_again_is_invalid(start, monkeypatch):
+@pytest.fixture
+def states_nothing(start, monkeypatch):
+    """An environment that misbehaves, and does not state that it is deterministic."""
     monkeypatch.setattr(instances, "_kept", lambda probe: "unknown")
-    workers = start("Misbehaves")
+    return start("Misbehaves")
+
+
+def test_a_neighbour_that_cannot_be_played_again_begins_again(states_nothing):
+    workers = states_nothing
     replies = misbehave(workers, "crash")
-    assert [replies[1, i].invalid for i in range(3)] == ["crash", "neighbour", "neighbour"]
-    assert workers.invalid == {"crash": 1, "neighbour": 2}
+    again = Reply(messages=(), again=True)
+    assert [replies[1, i].invalid for i in range(3)] == ["crash", None, None]
+    assert replies[1, 1] == replies[1, 2] == again and workers.invalid == {"crash": 1}
+    workers.play({(1, i): call("add", a=5) for i in (1, 2)})
+    replies = all_replies(workers, 2)
+    assert [replies[1, i].messages[0]["content"] for i in (1, 2)] == ["6", "7"]
+
+
+def test_one_that_has_made_no_call_yet_does_not_begin_again(states_nothing):
+    workers = states_nothing
+    workers.open({(1, i): {"start": i} for i in range(2)})
+    workers.play({(1, 0): call("do", what="crash"), (1, 1): call("add", a=5)})
+    assert all_replies(workers, 2)[1, 1].messages[0]["content"] == "6"
+
+
+@pytest.mark.parametrize("ask", ["rewards", "snapshots"])
+def test_one_that_is_lost_before_its_end_is_known_has_a_reply_that_says_so(states_nothing, ask):
+    workers = states_nothing
+    workers.open({(1, i): {"start": i} for i in range(3)})
+    workers.play({(1, i): call("add", a=5) for i in (1, 2)})
+    all_replies(workers, 2)
+    workers.play({(1, 0): call("do", what="crash"), (1, 2): "no call"})
+    all_replies(workers, 2)
+    found = getattr(workers, ask)([(1, 1), (1, 2)])
+    assert all(x is None or math.isnan(x) for x in found)
+    assert workers.replies(0.0) == dict.fromkeys([(1, 1), (1, 2)], Reply(messages=(), again=True))
+    workers.play({(1, 1): call("add", a=7)})
+    all_replies(workers, 1)
+    assert workers.rewards([(1, 1), (1, 2)]) == [8.0, 2.0]
 
 
 def test_a_class_states_whether_it_is_deterministic(start):
-    assert start("Counter").deterministic and not start("Forgetful").deterministic
-    assert not start("Counter", tools=("environment_classes:connects",)).deterministic
+    assert start("Counter").deterministic({}) and not start("Forgetful").deterministic({})
+    assert not start("Counter", tools=("environment_classes:connects",)).deterministic({})
 
 
 def test_a_class_that_is_not_deterministic_but_says_so_is_found_out(start):
@@ -235,8 +268,8 @@ def test_rows_choose_among_several(start):
         "numbers": instances.EnvironmentChoice(tools=("environment_classes:double",)),
     })  # fmt: skip
     rows = {(1, 0): {"environment": "sums", "start": 2}, (2, 0): {"environment": "numbers"}}
-    assert [t["function"]["name"] for t in workers.tools] == ["add", "later", "times", "double"]
-    assert [t["function"]["name"] for t in workers.tools_of(rows[2, 0])] == ["double"]
+    names = {choice: [t["function"]["name"] for t in tools] for choice, tools in workers.tools.items()}
+    assert names == {"sums": ["add", "later", "times"], "numbers": ["double"]}
     assert workers.open(rows) == {(1, 0): "at 2", (2, 0): None}
     workers.play({(1, 0): call("times", a=5), (2, 0): call("times", a=5)})
     replies = all_replies(workers, 2)

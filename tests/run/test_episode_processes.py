@@ -1,11 +1,17 @@
 """Runs of episodes in processes of their own, whose environments are in workers: killed, and by several processes."""
 
+import json
 import signal
 import time
 
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from runs import numbers, start, train
 from several import together
+
+from grpojax.records.samples import read_samples
 
 OVERRIDES = (
     "environment={name: 'fake_environments:Echo', format: 'fake_environments:calls_in', max_turns: 3, "
@@ -28,6 +34,56 @@ def test_a_run_that_is_killed_between_two_steps_goes_on_bit_for_bit(recipe, tmp_
     train(recipe, tmp_path / "killed", *each_step)
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
     assert numbers(tmp_path / "whole")[-1]["episode/calls"] > 0
+
+
+def noted(directory):
+    """The number of the rollout that is noted, and which of its episodes are open."""
+    file = directory / "episodes" / "open_0.json"
+    notes = json.loads(file.read_text()) if file.exists() else {"rollout": -1, "episodes": []}
+    return notes["rollout"], [is_open for _, _, is_open, _ in notes["episodes"]]
+
+
+def killed_while_episodes_are_open(recipe, directory, *how):
+    """Kills a run in its second rollout, when some episodes are over and others are not; how many are not."""
+    process, until = start(recipe, directory, *how), time.monotonic() + 900
+    while process.poll() is None and time.monotonic() < until:
+        number, of_each = noted(directory)
+        if number == 1 and 0 < sum(of_each) < len(of_each):
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    return sum(noted(directory)[1])
+
+
+def weights(directory):
+    restored = ocp.PyTreeCheckpointer().restore(directory / "checkpoints" / "2" / "policy_params")
+    return jax.tree.leaves(restored)
+
+
+def of(name):
+    return *OVERRIDES, f"environment.name=fake_environments:{name}", "train.checkpoint_every=1"
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_while_episodes_are_open_goes_on_bit_for_bit(recipe, tmp_path):
+    train(recipe, tmp_path / "whole", *of("Slow"))
+    assert killed_while_episodes_are_open(recipe, tmp_path / "killed", *of("Slow"))
+    train(recipe, tmp_path / "killed", *of("Slow"))
+    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+    assert read_samples(tmp_path / "killed", 2) == read_samples(tmp_path / "whole", 2)
+    for got, want in zip(weights(tmp_path / "killed"), weights(tmp_path / "whole"), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.slow
+def test_open_episodes_of_a_class_that_states_nothing_are_drawn_again_after_a_kill(recipe, tmp_path):
+    were_open = killed_while_episodes_are_open(recipe, tmp_path, *of("SlowAndRandom"))
+    train(recipe, tmp_path, *of("SlowAndRandom"))
+    first, second = numbers(tmp_path)[-2:]
+    assert second["episode/redrawn/resumed"] == were_open > 0
+    assert "episode/redrawn/resumed" not in first and "episode/replay_differs" not in second
 
 
 @pytest.mark.exhaustive("run/test_episodes.py::test_it_makes_no_difference_when_answers_come")

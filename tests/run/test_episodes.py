@@ -1,7 +1,9 @@
 """Runs whose samples are episodes of several turns, with environments of the test's own."""
 
 import dataclasses
+import json
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import spies
 from fake_environments import Fake
 from runs import Trainer, numbers
 
+from grpojax.data import Tokenize
 from grpojax.host.errors import UserError
 from grpojax.records import evaluations
 from grpojax.records.samples import read_samples
@@ -70,24 +73,89 @@ def test_episodes_of_one_turn_are_plain_samples_bit_for_bit(recipe, tmp_path, mo
     assert of_one == numbers(tmp_path / "plain")
 
 
-def test_a_resumed_run_draws_the_open_episodes_again(recipe, tmp_path, monkeypatch):
-    assert played(monkeypatch, recipe, tmp_path / "whole").run()
+class Stops(Fake):
+    """Asks the run to stop in the middle of the second step's episodes."""
 
-    class Stops(Fake):
-        """Asks the run to stop in the middle of the second step's episodes."""
+    trainer = None
 
-        def replies(self, timeout=None):
-            found = super().replies(timeout)
-            if first.done == 1 and len(found) < 20:
-                first.session.control.ask("SIGTERM")
-            return found
+    def replies(self, timeout=None):
+        found = super().replies(timeout)
+        if self.trainer.done == 1 and len(found) < 20:
+            self.trainer.session.control.ask("SIGTERM")
+        return found
 
-    fake = Stops()
-    first = played(monkeypatch, recipe, tmp_path / "parts", fake=fake)
-    assert not first.run() and not fake.open_now
-    again = played(monkeypatch, recipe, tmp_path / "parts")
+
+def stopped_and_resumed(monkeypatch, recipe, directory, before, after):
+    """The metrics of a run that was stopped while episodes were open, and went on with other environments."""
+    before.trainer = played(monkeypatch, recipe, directory, fake=before)
+    assert not before.trainer.run() and not before.open_now
+    again = played(monkeypatch, recipe, directory, fake=after)
     assert again.done == 1 and again.run()
-    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    return [line for line in numbers(directory) if "reward" in line]
+
+
+def test_open_episodes_are_played_again_bit_for_bit_after_a_resume(recipe, tmp_path, monkeypatch):
+    assert played(monkeypatch, recipe, tmp_path / "whole").run()
+    found = stopped_and_resumed(monkeypatch, recipe, tmp_path / "parts", Stops(), Fake())
+    assert found == [line for line in numbers(tmp_path / "whole") if "reward" in line]
+    assert read_samples(tmp_path / "parts", 2) == read_samples(tmp_path / "whole", 2)
+
+
+def test_other_answers_of_what_states_that_it_is_deterministic_are_counted(recipe, tmp_path, monkeypatch, caplog):
+    _, second, third = stopped_and_resumed(monkeypatch, recipe, tmp_path, Stops(), Fake(salt="x"))
+    answered = second["episode/replay_differs"]
+    assert 12 < answered < 32  # those that have had an answer before the stop
+    assert f"{answered:.0f} of 32 episodes" in caplog.text and "deterministic = True" in caplog.text
+    assert not any("redrawn" in name for name in second) and "episode/replay_differs" not in third
+
+
+def test_open_episodes_of_what_is_not_deterministic_are_counted_as_drawn_again(recipe, tmp_path, monkeypatch, caplog):
+    repeats = {"repeats": False}
+    first, second, third = stopped_and_resumed(
+        monkeypatch, recipe, tmp_path, Stops(**repeats), Fake(salt="x", **repeats)
+    )
+    assert 0 < second["episode/redrawn/resumed"] < 32
+    assert not any("redrawn" in name or "differs" in name for line in (first, third) for name in line)
+    assert "episode/replay_differs" not in second
+
+
+@pytest.mark.parametrize(("max_turns", "late"), [(4, None), (4, 0), (1, None)])
+def test_what_begins_again_is_drawn_by_the_same_random_numbers(recipe, tmp_path, monkeypatch, max_turns, late):
+    """Where the answers are the same, nothing differs, of others either; lost are first, later and last turns."""
+    how = f"environment.max_turns={max_turns}", "rollout.max_turn_tokens=5"
+    assert played(monkeypatch, recipe, tmp_path / "calm", *how).run()
+    fake = Fake(late=late, loses=lambda uid, sample, when: (uid + sample) % 3 == 0 and when in (1, 2, 3, "end"))
+    assert played(monkeypatch, recipe, tmp_path / "lossy", *how, fake=fake).run()
+    assert read_samples(tmp_path / "lossy", 3) == read_samples(tmp_path / "calm", 3)
+    lines = numbers(tmp_path / "lossy")
+    redrawn = [line.pop("episode/redrawn/neighbour") for line in lines if "reward" in line]
+    assert lines == numbers(tmp_path / "calm")
+    assert sum(redrawn) == len(fake.lost) and {when for _, when in fake.lost} == {*range(1, max_turns), "end"}
+
+
+def test_what_begins_again_goes_on_by_its_new_answers(recipe, tmp_path, monkeypatch):
+    """Its first turn is that of the others' run, and what is drawn for the others is the same."""
+
+    class Other(Fake):
+        def play(self, turns):
+            for episode, text in turns.items():
+                self._salt = "x" if (episode, 2) in self.lost else ""
+                super().play({episode: text})
+
+    assert played(monkeypatch, recipe, tmp_path / "calm", "train.steps=1").run()
+    fake = Other(loses=lambda uid, sample, when: sample == 1 and when == 2)
+    assert played(monkeypatch, recipe, tmp_path / "lossy", "train.steps=1", fake=fake).run()
+    (_, calm), (_, lossy) = (read_samples(tmp_path / name, 1) for name in ("calm", "lossy"))
+    again = {episode for episode, _ in fake.lost}
+    assert len(again) > 3
+    for a, b in zip(calm, lossy, strict=True):
+        is_again = (a["uid"], a["sample"]) in again
+        a, b = (s["turns"][:1] if is_again else {**s, "advantage": 0, "loss": 0} for s in (a, b))
+        assert a == b
+    assert any(a["turns"] != b["turns"] for a, b in zip(calm, lossy, strict=True))
+    for s in (s for s in lossy if (s["uid"], s["sample"]) in again):
+        answered = [zlib.crc32((text.removesuffix("<eos>") + "x").encode()) for text in s["turns"][::2]]
+        assert s["turns"][1::2] == [str(n)[: 1 + n % 7][:4] for n in answered][: len(s["turns"]) // 2]
 
 
 def test_a_run_may_stop_while_tools_work(recipe, tmp_path, monkeypatch):
@@ -141,6 +209,40 @@ def test_a_reset_that_fails_makes_only_its_own_episode_invalid(recipe, tmp_path,
     assert all(s["prompt"].endswith(" x") for s in samples)
     assert [s["reward"] is None for s in samples] == [s["sample"] == 1 for s in samples]
     assert numbers(tmp_path / "run")[-1]["rewards/invalid/environment/end"] == 8
+
+
+def test_prompts_show_the_tools_of_their_own_row(recipe, tmp_path, monkeypatch):
+    """In training and in evaluation, also with what `reset` adds."""
+    rows = [{"question": f"{a}1 * 12 =", "answer": "1", "environment": "ab"[a % 2]} for a in range(1, 5)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    how = (
+        f"data={{train: '{tmp_path}/rows.jsonl', validation: '{tmp_path}/rows.jsonl', max_prompt_tokens: 64}}",
+        "environment={choices: {a: {name: 'a:B'}, b: {name: 'b:C'}}, format: hermes}", "model.path=builtin:caller",
+        "rewards=[{name: environment}]", "train.steps=1", "train.eval_every=1", "rollout.prompts=4", "rollout.group=2",
+    )  # fmt: skip
+    fake = Fake(resets=lambda row, sample: " 3")
+    fake.tools = {
+        name: tuple({"type": "function", "function": {"name": tool}} for tool in tools)
+        for name, tools in {"a": ["calculate"], "b": ["calculate", "calculate_all"]}.items()
+    }
+    trainer = played(monkeypatch, recipe, tmp_path / "run", *how, fake=fake)
+    asked, evaluated = [], []
+    trainer.on_step = lambda problems, rollout: asked.extend(problems)
+    in_evaluation = episodes.Playing.__init__
+
+    def watched(self, *args, **options):
+        in_evaluation(self, *args, **options)
+        evaluated.extend(self.problems)
+
+    monkeypatch.setattr(episodes.Playing, "__init__", watched)
+    assert trainer.run()
+    tokenizer = trainer.tokenize.tokenizer
+    of = {name: Tokenize(tokenizer, trainer.config.data, tools={None: tools}) for name, tools in fake.tools.items()}
+    assert of["a"](rows[0]["question"]) != of["b"](rows[0]["question"])
+    for problems, more in ((trainer.problems, ""), (trainer.held_out.problems, ""), (asked, " 3"), (evaluated, " 3")):
+        assert {p.columns["environment"] for p in problems} == {"a", "b"}
+        for p in problems:
+            assert p.ids == of[p.columns["environment"]](p.columns["question"] + more)
 
 
 @pytest.mark.parametrize(

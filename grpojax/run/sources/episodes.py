@@ -9,11 +9,14 @@ import numpy as np
 
 from grpojax import data
 from grpojax.evaluation import submit
+from grpojax.host import processes
+from grpojax.host.console import log
 from grpojax.programs import calls, episode_sampler
 from grpojax.programs.calls import Call
 from grpojax.programs.policy import PolicyShape
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.episodes import Place, Players, Playing
+from grpojax.run.episodes import Place, Played, Players, Playing
+from grpojax.run.open_episodes import Notes
 from grpojax.run.recipe import Config
 from grpojax.run.sources.source import InFlight, Plain, Scored
 
@@ -23,7 +26,7 @@ class Episodes(Plain):
 
     Rewards read the policy's own text, each turn on a line of its own, and get `grpojax.run.episodes.COLUMNS`. An
     episode that its environment made invalid has no reward. Between two steps no episode is open: those of a step that
-    was not finished are drawn again, with the same draws.
+    was not finished are drawn again, with the same draws (`grpojax.run.open_episodes`).
 
     Args:
       given, options: as of `Plain`.
@@ -33,6 +36,7 @@ class Episodes(Plain):
     def __init__(self, *given: Any, players: Players, **options: Any):
         super().__init__(*given, **options)
         self._players = players
+        self._notes = Notes(self.loop.session.directory / "episodes")
 
     @staticmethod
     def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
@@ -44,13 +48,15 @@ class Episodes(Plain):
 
     def draw(self, problems: Sequence[data.Problem], number: int) -> "Begun":
         """Opens the environments and dispatches the first turns of a rollout; as `Plain.draw`."""
-        playing = Playing(self._players, self.params(), problems, self.key(number), self.config)
+        self._notes.begin(number)
+        playing = Playing(self._players, self.params(), problems, self.key(number), self.config, notes=self._notes)
         return Begun(number=number, problems=playing.problems, playing=playing)
 
     def collect(self, in_flight: InFlight) -> RolloutBatch:
         """Plays the episodes to their ends, and submits them to the rewards."""
         assert isinstance(in_flight, Begun), "drawn here"
         played = in_flight.playing.finish(self.sync)
+        _tell(played)
         wait = submit(
             self.rewards,
             played.problems,
@@ -64,6 +70,23 @@ class Episodes(Plain):
             rollout=played.rollout,
             pending=[Scored(self, wait), Without(played.invalid)],
             episodes=played.counts,
+            events=played.events,
+        )
+
+
+def _tell(played: Played) -> None:
+    """Says what became of the episodes that were open when the run was stopped."""
+    events, every = played.events, played.rollout.lengths.size
+    if not processes.is_first():
+        return
+    if n := events["redrawn/resumed"]:
+        log.info("%d episodes were open when the run was stopped, and are drawn again", n)
+    if n := events["replay_differs"]:
+        log.warning(
+            "%d of %d episodes: their environment states deterministic = True, but the same actions had brought other "
+            "observations before the run was stopped; leave it out of the class if they may differ",
+            n,
+            every,
         )
 
 

@@ -1,0 +1,106 @@
+"""Notes of a rollout's open episodes on disk, by which a resumed run can tell what became of them.
+
+A checkpoint falls between two steps, so a run that was stopped in the middle of a rollout draws that rollout again. Its
+random keys are the same: the policy draws the same turns, and fresh instances get the same actions. Where the class of
+an environment states that it is deterministic they give the same observations, which the notes allow to check. Episodes
+of other classes are drawn again, and counted.
+"""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from etils import epath
+
+from grpojax.environments.episodes import Episode
+from grpojax.host import files, processes
+from grpojax.run import recorder
+
+_BUCKET_S = 5.0  # seconds between two writes of one object in a bucket
+
+
+class Notes:
+    """The notes of one process on its own episodes, and what all had noted when the run was stopped.
+
+    All processes must make it at the same time.
+
+    Args:
+      folder: for one file a process.
+    """
+
+    def __init__(self, folder: epath.Path):
+        self._file = folder / f"open_{jax.process_index()}.json"
+        self._uploads, self._wrote = files.Uploads(), -_BUCKET_S
+        self._before = _read(folder)
+        self._number = -1
+        self._now: dict[Episode, list[list[str]]] = {}
+
+    def begin(self, number: int) -> None:
+        """Begins the rollout with that number in the run."""
+        self._number, self._now = number, {}
+
+    def open(self, episodes: Iterable[Episode]) -> None:
+        """Notes that these episodes of the rollout are open, which are this process's own."""
+        self._now = {episode: [] for episode in episodes}
+        self._write(self._now)
+
+    def was_open(self, episode: Episode) -> bool:
+        """Whether the run was stopped in this rollout before the episode was over."""
+        return episode in self._before.get(self._number, {}) and self._before[self._number][episode][0]
+
+    def differs(self, episode: Episode, action: Any, observation: Any) -> bool:
+        """Notes what an action has brought about. True where the same actions had brought about something else before
+        the run was stopped; of an episode only for the first such action.
+
+        Args:
+          episode: one of this process's own.
+          action: JSON; of the first, the row.
+          observation: JSON.
+        """
+        noted = self._now[episode]
+        entry = [_digest([noted, action]), _digest(observation)]
+        _, before = self._before.get(self._number, {}).get(episode, (False, []))
+        earlier = before[len(noted)] if len(noted) < len(before) else entry
+        noted.append(entry)
+        return earlier[0] == entry[0] and earlier[1] != entry[1]
+
+    def write(self, still_open: Iterable[Episode]) -> None:
+        """Writes the notes; in a bucket not more often than an object may be replaced."""
+        if not files.in_bucket(self._file) or time.monotonic() > self._wrote + _BUCKET_S:
+            self._write(still_open)
+
+    def _write(self, still_open: Iterable[Episode]) -> None:
+        goes_on = {*still_open}
+        noted = [[*episode, episode in goes_on, entries] for episode, entries in self._now.items()]
+        with recorder.optional("the open episodes are not noted"):
+            files.make_folder(self._file.parent)
+            self._uploads.write(self._file, json.dumps({"rollout": self._number, "episodes": noted}).encode())
+        self._wrote = time.monotonic()
+
+
+_Noted = dict[Episode, tuple[bool, list[list[str]]]]  # whether an episode was open, and what was noted of it
+
+
+def _read(folder: epath.Path) -> dict[int, _Noted]:
+    """The notes of all processes by the rollout's number, the same on all."""
+    texts: list[str] = []
+    if processes.is_first():
+        with recorder.optional("the notes on open episodes cannot be read"):
+            there = [place for place in files.listing(folder) if place.name.endswith(".json")]
+            texts = [content.decode() for content in files.read_all(there)]
+    found: dict[int, _Noted] = {}
+    for text in json.loads(processes.meet(json.dumps(texts))[0]):
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # not of this version
+            noted = json.loads(text)
+            each = {(uid, sample): (goes_on, entries) for uid, sample, goes_on, entries in noted["episodes"]}
+            found.setdefault(noted["rollout"], {}).update(each)
+    return found
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
