@@ -17,7 +17,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
 from grpojax.programs import policy_state
-from grpojax.programs.policy import Policy
+from grpojax.programs.policy import Policy, model_facts
 from grpojax.programs.state import abstract_state, bound_like, place_rows
 from grpojax.run import checks, scoring, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
@@ -114,7 +114,8 @@ class FineTune(Task):
         self.scorer = scoring.Scorer(policy, made.score, self.shapes, config.train.batch_size)
         kept = {name: self.parts[name].kept if name in self.parts else () for name in ("train", "validation", "test")}
         if self.teaching.needs_reference:
-            self.reference = self.scorer.reference(kept, self.session.directory / "reference.npz")
+            weights = model_facts(config.resolved())["weights"]
+            self.reference = self.scorer.reference(kept, self.session.directory / "reference.npz", weights)
         else:
             self.reference = {x: np.zeros((len(entries), self.shapes.group), np.float32) for x, entries in kept.items()}
         abstract = abstract_state(

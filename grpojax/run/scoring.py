@@ -1,6 +1,9 @@
 """A policy's scores of given answers: the sums of their log-probs, batch by batch."""
 
+import hashlib
 import io
+import json
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +19,8 @@ from grpojax.run import teaching
 from grpojax.types import Samples, TrainBatch
 
 Program = Callable[..., Any]  # of `grpojax.programs.policy_update.make_score`
+
+_SCORED_FROM = "scored_from"  # in the file of the reference, beside the sums by name: what they were scored from
 
 
 class Scorer:
@@ -54,18 +59,45 @@ class Scorer:
             lengths.append(np.asarray(batch.lengths)[:real])
         return np.concatenate(sums), np.concatenate(lengths)
 
-    def reference(self, kept: Mapping[str, Sequence[data.Answered]], file: epath.Path) -> dict[str, Samples]:
+    def reference(
+        self, kept: Mapping[str, Sequence[data.Answered]], file: epath.Path, weights: Mapping[str, str]
+    ) -> dict[str, Samples]:
         """The `sums` by name under the policy's weights from before the run. They are scored once and kept in a file.
 
-        If there are several processes, all must call it.
+        They are scored again if the file is of other weights or other answers. If there are several processes, all must
+        call it.
+
+        Args:
+          kept: the answers by name.
+          file: where the sums are kept.
+          weights: digests that identify the weights.
         """
-        if not processes.any_of(not file.exists()):
-            with np.load(io.BytesIO(files.read(file))) as saved:
-                return {name: saved[name] for name in kept}
+        scored_from = _identity(kept, weights)
+        found = _read(file)
+        if not processes.any_of(found.get(_SCORED_FROM) != scored_from):
+            return {name: found[name] for name in kept}
+        if found:
+            log.warning("%s is of other weights or other answers: they are scored again", file)
         log.info("scoring %d prompts under the reference, once", sum(map(len, kept.values())))
         scored = {name: self.sums(entries, self._policy.params)[0] for name, entries in kept.items()}
         if processes.is_first():
             out = io.BytesIO()
-            np.savez(out, **scored)  # pyrefly: ignore
+            np.savez(out, **scored, **{_SCORED_FROM: scored_from})  # pyrefly: ignore
             files.write(file, out.getvalue())
         return scored
+
+
+def _identity(kept: Mapping[str, Sequence[data.Answered]], weights: Mapping[str, str]) -> str:
+    """A digest of all that sums of log-probs follow from."""
+    answers = {name: [(entry.ids, entry.completions) for entry in entries] for name, entries in kept.items()}
+    return hashlib.sha256(json.dumps([answers, dict(weights)], sort_keys=True).encode()).hexdigest()
+
+
+def _read(file: epath.Path) -> dict[str, Any]:
+    """The arrays of a file, and `_SCORED_FROM` as a text; empty if there is none, or it cannot be read."""
+    try:
+        with np.load(io.BytesIO(files.read(file))) as saved:
+            found: dict[str, Any] = dict(saved)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return {}
+    return found | {_SCORED_FROM: str(found.get(_SCORED_FROM, ""))}

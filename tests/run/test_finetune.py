@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import answered_runs
 import fake_programs
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 from runs import environment, numbers
 
+from grpojax import data
+from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.records.checkpoint import Checkpoints
-from grpojax.run import control, finetune, teaching
+from grpojax.run import control, finetune, scoring, teaching
 from grpojax.run.finetune_recipe import load_dpo, load_sft
 
 LOAD = {"sft": load_sft, "dpo": load_dpo}
@@ -109,6 +112,34 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken_fake, tmp_path, m
     assert numbers(tmp_path / "run") == numbers(unbroken_fake / kind)
     if kind == "dpo":
         assert (tmp_path / "run" / "reference.npz").read_bytes() == before
+
+
+def test_a_reference_is_of_its_weights_and_answers(tmp_path):
+    """It is read where both are the same, and scored again where one is another, or the file was not written whole."""
+    scorer, calls = scoring.Scorer(types.SimpleNamespace(params=None), None, None, 1), []
+
+    def sums(entries, params):
+        calls.append(len(entries))
+        return np.full((len(entries), 2), len(calls), np.float32), None
+
+    scorer.sums, file = sums, files.path(tmp_path) / "reference.npz"
+    one, other = (data.Answered(0, ids, ((7, 1), (8, 1)), 0) for ids in ((5, 6), (5, 7)))
+    given = {"train": (one, other), "validation": (one,)}, {"model": "digest"}
+    first = scorer.reference(given[0], file, given[1])
+    assert calls == [2, 1] and first["validation"].tolist() == [[2, 2]]
+    jax.tree.map(np.testing.assert_array_equal, scorer.reference(given[0], file, given[1]), first)
+    assert len(calls) == 2
+    for kept, weights in (
+        ({**given[0], "train": (other, one)}, given[1]),
+        (given[0], {"model": "of other weights"}),
+        (given[0], given[1]),
+    ):
+        before = len(calls)
+        assert scorer.reference(kept, file, weights)["train"][0, 0] == before + 1 == len(calls) - 1
+        scorer.reference(kept, file, weights)
+        assert len(calls) == before + 2
+    file.write_bytes(file.read_bytes()[:99])
+    assert scorer.reference(given[0], file, given[1])["train"][0, 0] == len(calls) - 1 == 9
 
 
 @pytest.mark.usefixtures("fakes")
