@@ -1,6 +1,7 @@
 """Estimates from a few samples per problem: pass@k, majority votes, intervals, and paired tests of two models."""
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -56,40 +57,58 @@ def majority_at_k(votes: Sequence[Hashable | None], correct: Sequence[bool], k: 
         raise ValueError(f"maj@{k} of {n} votes, {len(correct)} verdicts: needs 1 <= k <= n <= {MOST_SAMPLES}")
     counts = Counter(v for v in votes if v is not None)
     right = {a: sum(c for v, c in zip(votes, correct, strict=True) if v == a) / m for a, m in counts.items()}
-    most = min(k, max(counts.values(), default=0))
-    return float(sum(_won_by(win, counts, right, n, k) for win in range(1, most + 1)) / math.comb(n, k))
+    if not any(right.values()):
+        return 0.0
+    most, none = max(counts.values()), n - counts.total()
+    # No subset is won by fewer votes than the largest answer must have in it, or by so few that the answers with as
+    # many at most do not fill it.
+    wins = range(max(1, most - (n - k)), min(k, most) + 1)
+    wins = [win for win in wins if none + sum(min(win, m) for m in counts.values()) >= k]
+    return float(sum(_won_by(win, counts, right, n, k) for win in wins) / math.comb(n, k))
+
+
+@functools.cache
+def _choose(m: int) -> np.ndarray:
+    """``C(m, i)`` for i up to m. It is kept, as each is needed for every number of winning votes."""
+    return np.array([math.comb(m, i) for i in range(m + 1)], np.float64)
 
 
 def _won_by(win: int, counts: Counter[Hashable], right: dict[Hashable, float], n: int, k: int) -> float:
     """The sum of the winners' mean verdicts over the subsets of k of n samples whose winners have ``win`` votes."""
 
-    def choose(m: int, upto: int) -> np.ndarray:
-        return np.array([math.comb(m, i) for i in range(upto)], np.float64)
-
     def times(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.convolve(x, y)[: k + 1]
+        """Each row of ``x``, a polynomial, times ``y``. It takes as few steps as there are rows, or terms of ``y``."""
+        if len(y) == 1:
+            return x * y
+        if len(x) < len(y):
+            return np.stack([np.convolve(row, y)[: k + 1] for row in x])
+        product = np.zeros_like(x)
+        for i, term in enumerate(y):
+            product[:, i:] += term * x[:, : k + 1 - i]
+        return product
 
-    able = [a for a, m in counts.items() if m >= win]
-    # subsets[t][i]: those of i samples in which t answers have ``win`` votes and no answer more;
-    # credit[t][i]: the same, each times the sum of its winners' verdicts.
+    # Those that are right come last: until then nothing has credit.
+    able = sorted((a for a, m in counts.items() if m >= win), key=lambda a: right[a] > 0)
+    # subsets[t, i]: those of i samples in which t answers have ``win`` votes and no answer more;
+    # credit[t, i]: the same, each times the sum of its winners' verdicts.
     most = min(len(able), k // win)
-    rest = np.zeros(k + 1)
+    subsets, credit = np.zeros((most + 1, k + 1)), np.zeros((most + 1, k + 1))
     free = n - sum(counts[a] for a in able)
-    rest[: free + 1] = choose(free, free + 1)[: k + 1]
-    subsets = [rest] + [np.zeros(k + 1)] * most
-    credit = [np.zeros(k + 1)] * (most + 1)
-    for a in able:
-        fewer = choose(counts[a], win)
-        wins = np.zeros(win + 1)
-        wins[win] = math.comb(counts[a], win)
-        for t in range(most, -1, -1):
-            credit[t] = times(credit[t], fewer)
-            if t:
-                credit[t] = credit[t] + times(credit[t - 1] + right[a] * subsets[t - 1], wins)
-            subsets[t] = times(subsets[t], fewer)
-            if t:
-                subsets[t] = subsets[t] + times(subsets[t - 1], wins)
-    return sum(credit[t][k] / t for t in range(1, most + 1))
+    subsets[0, : free + 1] = _choose(free)[: k + 1]
+    for done, a in enumerate(able):
+        tied = min(done, most)  # answers that may have won so far
+        more, before = min(tied + 1, most), slice(0, k + 1 - win)
+        fewer, ways = _choose(counts[a])[:win], _choose(counts[a])[win]
+        was = subsets[: tied + 1]
+        if right[a]:
+            had = credit[: tied + 1]
+            now = times(had, fewer), ways * (had + right[a] * was)[:more, before]
+            credit[: tied + 1] = now[0]
+            credit[1 : more + 1, win:] += now[1]
+        now = times(was, fewer), ways * was[:more, before]
+        subsets[: tied + 1] = now[0]
+        subsets[1 : more + 1, win:] += now[1]
+    return float((credit[1:, k] / np.arange(1, most + 1)).sum())
 
 
 def bootstrap(

@@ -63,6 +63,8 @@ def test_a_majority_of_very_many():
     assert majority_at_k(votes, correct, 999) == pytest.approx(1.0, abs=1e-12)
     want = sum(math.comb(550, i) * math.comb(450, 101 - i) for i in range(51, 102)) / math.comb(1000, 101)
     assert majority_at_k(votes, correct, 101) == pytest.approx(want, rel=1e-10)
+    assert majority_at_k([*range(300)], [i < 3 for i in range(300)], 100) == pytest.approx(0.01, rel=1e-10)  # all tie
+    assert majority_at_k(votes, [False] * 1000, 999) == 0
     with pytest.raises(ValueError, match="maj@2 of 1 votes"):
         majority_at_k(["x"], [True], 2)
 
