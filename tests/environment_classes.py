@@ -112,6 +112,19 @@ class Prints(Counter):
         return super().add(a)
 
 
+class PrintsAround(Counter):
+    """At its reset and for its reward, as many bytes as the columns say."""
+
+    def reset(self, at_reset: int = 0, at_reward: int = 0, **columns):
+        print("x" * at_reset)
+        self.at_reward = at_reward
+        return super().reset()
+
+    def get_reward(self) -> float:
+        print("x" * self.at_reward)
+        return 1.0
+
+
 class SlowAtFirst(Counter):
     """Takes long for the first instance of a process."""
 

@@ -5,6 +5,8 @@ import subprocess
 
 import numpy as np
 
+from grpojax.host.errors import UserError
+
 HOARD = []
 
 
@@ -93,6 +95,10 @@ def by_pieces(prompts, completions, tokens, *, pieces, **columns):
 
 def scaled(prompts, completions, tokens, *, scale=1.0, **columns):
     return [scale] * len(completions)
+
+
+def refuses(prompts, completions, tokens, **columns):
+    raise UserError("limit=3: too low\nset limit: 4")
 
 
 class Class:

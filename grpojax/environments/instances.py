@@ -342,12 +342,12 @@ class Workers:
         workers, episode = self._workers[instance.home], (job.episode, instance.history)
         most, seconds = self.config.max_tool_bytes, self.config.seconds
         if job.kind == "open":
-            future = workers.submit(worker.open_, *episode, timeout_s=seconds)
+            future = workers.submit(worker.open_, *episode, most, timeout_s=seconds)
         elif job.kind == "play":
             asked, made = instance.asked, instance.history.made
             future = workers.submit(worker.play, job.episode, made, asked, most, timeout_s=seconds * len(asked))
         elif job.kind == "reward":
-            future = workers.submit(worker.reward, job.episode, timeout_s=seconds)
+            future = workers.submit(worker.reward, job.episode, most, timeout_s=seconds)
         elif job.kind == "snapshot":
             future = workers.submit(worker.snapshot, job.episode, timeout_s=seconds)
         else:

@@ -180,16 +180,29 @@ def prepare(all_made: Sequence[Made], most_bytes: int) -> None:
     _printed()
 
 
-def open_(episode: Episode, history: History) -> tuple[Any, Played]:
+def open_(episode: Episode, history: History, most_bytes: int) -> tuple[Any, Played]:
     """Makes an instance and resets it; gives what ``reset`` returned."""
+    observed, played = None, Played()
+    _printed()  # what was printed before is not of this job, here and below
     try:
         _instances[episode] = instance = make(history.made)
-        return _reset(instance, history.row), Played()
+        observed = _reset(instance, history.row)
     except MemoryError:
         os._exit(sandbox.OUT_OF_MEMORY)
     except BaseException as e:
+        played = Played(invalid="reset", detail=_traceback(e))
+    played = _with_printed(played, most_bytes)
+    if played.invalid is not None:
         _instances.pop(episode, None)
-        return None, Played(invalid="reset", detail=_traceback(e))
+    return observed, played
+
+
+def _with_printed(played: Played, most_bytes: int) -> Played:
+    """What a job came to, with what it printed; more than ``most_bytes`` makes its episode invalid."""
+    printed, text = _printed()
+    if printed > most_bytes:
+        return Played(invalid="flood", detail=f"it printed over {most_bytes} bytes at once, such as\n{text}")
+    return played if played.invalid is not None else played._replace(detail=text)
 
 
 def revive(episode: Episode, history: History, most_bytes: int) -> Played:
@@ -197,7 +210,7 @@ def revive(episode: Episode, history: History, most_bytes: int) -> Played:
 
     If what it keeps is unknown, it stands after its ``reset``.
     """
-    observed, played = open_(episode, history)
+    observed, played = open_(episode, history, most_bytes)
     if played.invalid or history.kept == "nothing":
         return played
     instance = _instances[episode]
@@ -223,27 +236,29 @@ def play(episode: Episode, made: Made, asked: Sequence[Asked], most_bytes: int) 
     instance = _instances.get(episode)
     if instance is None:
         return None
-    _printed()  # what was printed before is not of this turn
+    _printed()
     answers, done = _turn(made, instance, asked, most_bytes)
-    printed, text = _printed()
-    if printed > most_bytes:
+    played = _with_printed(Played(answers, done), most_bytes)
+    if played.invalid is not None:
         del _instances[episode]
-        return Played(invalid="flood", detail=f"its tools printed over {most_bytes} bytes in a turn, such as\n{text}")
-    return Played(answers, done, detail=text)
+    return played
 
 
-def reward(episode: Episode) -> tuple[float | None, Played] | None:
+def reward(episode: Episode, most_bytes: int) -> tuple[float | None, Played] | None:
     """``get_reward()`` of an episode; None where this process does not have its instance."""
     instance = _instances.get(episode)
     if instance is None:
         return None
+    value, played = None, Played()
+    _printed()
     try:
-        value = _call(instance.get_reward, {})
-        return None if value is None else float(value), Played()
+        given = _call(instance.get_reward, {})
+        value = None if given is None else float(given)
     except MemoryError:
         os._exit(sandbox.OUT_OF_MEMORY)
     except BaseException as e:
-        return None, Played(invalid="reward", detail=_traceback(e))
+        played = Played(invalid="reward", detail=_traceback(e))
+    return value, _with_printed(played, most_bytes)
 
 
 def snapshot(episode: Episode) -> tuple[bytes | str, Played] | None:
@@ -251,6 +266,7 @@ def snapshot(episode: Episode) -> tuple[bytes | str, Played] | None:
     instance = _instances.get(episode)
     if instance is None:
         return None
+    _printed()
     try:
         return pickle.dumps(instance), Played()
     except Exception as e:

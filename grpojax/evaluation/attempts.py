@@ -15,7 +15,7 @@ from grpojax.evaluation.rewarded import columns_of, forms_of, read_turns, submit
 from grpojax.evaluation.summary import Attempt, EpisodeRecord, EvalConfig, Sample, means
 from grpojax.programs import batch_shards, packing
 from grpojax.programs.sampler import SamplerConfig, own_tokens, own_turns
-from grpojax.rewards import Rewards, Scores, answers
+from grpojax.rewards import Rewards, answers
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.types import Prompts, Rollout
 
@@ -57,7 +57,8 @@ class Drawn(NamedTuple):
       rollout: the samples.
       columns: further columns for the rewards, ``[P * n]`` each; of each process only those of its own rows are read.
       problems: ``[P]``, with what was added to their prompts; empty where nothing was.
-      episodes: ``[P * n]``, what is kept of samples of several turns; empty where they have one.
+      episodes: ``[P * n]``, what is kept of samples of several turns; empty where they have one. A sample whose episode
+        is invalid has no reward, whatever the rewards say.
     """
 
     rollout: Rollout
@@ -160,7 +161,12 @@ class Evaluator:
         def attempts() -> list[Attempt]:
             scores, shape = wait(), rollout.lengths.shape
             # Plain, also where training normalises rewards by group: that has no mean to report.
-            total = weighted_sum(self.rewards.config.terms, scores.by_name)
+            total = weighted_sum(self.rewards.config.terms, scores.by_name).reshape(shape)
+            by_name = {name: np.array(x).reshape(shape) for name, x in scores.by_name.items()}
+            played = np.array([*episodes] or [None] * total.size, object).reshape(shape)
+            invalid = np.array([e is not None and e.invalid is not None for e in played.flat], bool).reshape(shape)
+            for x in (total, *by_name.values()):
+                x[invalid] = math.nan
             completed = np.array(read_turns(texts, turns), object).reshape(shape)
             read = completed
             if self.judge is not None and self.judge.text != "completion":  # answers are where the judge finds them
@@ -174,9 +180,9 @@ class Evaluator:
                     i,
                     completed=completed[i],
                     read=read[i],
-                    total=total.reshape(shape)[i],
-                    by_name=_named(scores, shape, i),
-                    episodes=episodes[i * shape[1] : (i + 1) * shape[1]] or [None] * shape[1],
+                    total=total[i],
+                    by_name={name: x[i] for name, x in by_name.items()},
+                    episodes=played[i],
                 )
                 for i, problem in enumerate(problems)
             ]
@@ -271,10 +277,6 @@ def _without(wait: Callable[[], list[Attempt]], count: int) -> list[Attempt]:
 
 def _rows(rollout: Rollout, start: int, stop: int) -> Rollout:
     return jax.tree.map(lambda x: np.asarray(x)[start:stop], rollout)
-
-
-def _named(scores: Scores, shape: tuple[int, int], i: int) -> dict[str, np.ndarray]:
-    return {name: x.reshape(shape)[i] for name, x in scores.by_name.items()}
 
 
 def _number(value: Any) -> float | None:

@@ -94,6 +94,8 @@ class PendingScores:
             self._say_if_late()
             future = self._rewards.workers.next_done(list(self._jobs))
             job = self._jobs.pop(future)
+            if isinstance(error := future.exception(), UserError):  # it says what to do, and would fail again
+                raise error
             reason = pool.failure(future)
             if reason is not None:
                 self._rewards.workers.end_orphans()

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
+from grpojax.host.errors import UserError
 from grpojax.rewards import builtin, sandbox
 from grpojax.rewards.steps import LARGEST, Steps, read_steps, real
 
@@ -91,6 +92,8 @@ def _judge(name: str, options: str, samples: Samples, twice: bool) -> list[Outco
         return outcomes_of(values, given.tokens)[:n]
     except MemoryError:
         os._exit(sandbox.OUT_OF_MEMORY)  # what it holds would fail the samples after it
+    except UserError:
+        raise
     except BaseException as e:
         if n == 1:
             return [_none("error", _traceback(e))]

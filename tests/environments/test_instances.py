@@ -194,6 +194,23 @@ def test_calls_that_print_can_be_made_again(start):
     assert reply.invalid is None and reply.messages[0]["content"] == "4"
 
 
+def test_what_resets_and_rewards_print_does_not_add_up(start):
+    workers = start("PrintsAround", max_tool_bytes=10_000)
+    episodes = [(1, i) for i in range(6)]
+    workers.open({e: {"at_reset": 9000, "at_reward": 9000} for e in episodes})
+    assert workers.rewards(episodes) == [1.0] * 6 and not workers.invalid
+
+
+def test_a_reset_or_a_reward_that_prints_without_end_makes_its_episode_invalid(start):
+    workers = start("PrintsAround", max_tool_bytes=10_000)
+    workers.open(
+        {(1, 0): {"at_reset": 30_000}, (1, 1): {"at_reset": 11_000}, (1, 2): {"at_reward": 11_000}, (1, 3): {}}
+    )
+    assert workers.invalid == {"flood": 2}
+    *gone, value = workers.rewards([(1, i) for i in range(4)])
+    assert all(map(math.isnan, gone)) and value == 1.0 and workers.invalid == {"flood": 3}
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_a_worker_loses_is_done_again_once(start, monkeypatch, times):
     workers = start("Counter", seconds=20)

@@ -57,6 +57,12 @@ def test_what_is_no_list_of_numbers_is_invalid(name, reason):
     assert judge(name).invalid == {f"misbehaving:{name}/{reason}": 2}
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_error_for_the_user_is_not_a_sample_s(n):
+    with pytest.raises(UserError, match="^limit=3: too low\nset limit: 4$"):
+        judge("refuses", n=n)
+
+
 @pytest.mark.parametrize(("name", "options", "said"), [
     ("no_columns", {}, r"must take \(prompts, completions, tokens, \*\*columns\)"),
     ("no_tokens", {}, "add `tokens` as the third parameter"),

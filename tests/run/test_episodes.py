@@ -211,6 +211,23 @@ def test_a_reset_that_fails_makes_only_its_own_episode_invalid(recipe, tmp_path,
     assert numbers(tmp_path / "run")[-1]["rewards/invalid/environment/end"] == 8
 
 
+def test_an_invalid_episode_has_no_reward_in_an_evaluation(recipe, tmp_path, monkeypatch):
+    held_out = (
+        f"data.validation={recipe.parent}/sums.jsonl",
+        "train.eval_limit=8",
+        "train.steps=1",
+        "train.eval_every=1",
+    )
+    fake = Fake(invalid=lambda uid, sample: uid % 2)
+    assert played(monkeypatch, recipe, tmp_path / "run", *held_out, fake=fake).run()
+    lines = [line for line in numbers(tmp_path / "run") if "eval/reward" in line]
+    assert [line["eval/invalid"] for line in lines] == [4, 4]
+    for attempt in map(json.loads, (tmp_path / "run" / "eval" / "step_1.jsonl").read_text().splitlines()):
+        (sample,) = attempt["samples"]
+        given = [sample["reward"], *sample["rewards"].values()]
+        assert len(given) == 3 and {x is None for x in given} == {bool(attempt["uid"] % 2)}
+
+
 def test_prompts_show_the_tools_of_their_own_row(recipe, tmp_path, monkeypatch):
     """In training and in evaluation, also with what `reset` adds."""
     rows = [{"question": f"{a}1 * 12 =", "answer": "1", "environment": "ab"[a % 2]} for a in range(1, 5)]
