@@ -4,9 +4,14 @@ import asyncio
 import ctypes
 import os
 import random
+import subprocess
 import sys
 import time
+import zlib
+from collections import Counter as Counts
 from typing import ClassVar, Literal
+
+from grpojax.environments.calls import Call
 
 
 class Counter:
@@ -94,6 +99,50 @@ class Misbehaves(Counter):
         elif what == "fork":
             return os.fork()
         return None
+
+
+class Adversary(Misbehaves):
+    """Does worse, and does not state that it is deterministic."""
+
+    deterministic = False
+
+    def do(self, what: str) -> int:
+        """Does something.
+
+        Args:
+            what: it does
+        """
+        if what == "base":
+            raise _Uncommon("neither an exception nor an exit")
+        if what == "lie":
+            return {"a": [self]}
+        if what == "chat":
+            print("said\n" * 50)
+            return 1
+        if what == "leave":
+            subprocess.Popen(["sleep", STAYS])
+            os._exit(0)
+        return super().do(what)
+
+
+BEHAVIOURS = ("sleep", "exit", "crash", "segfault", "print", "long", "bytes", "none", "raise", "object", "memory",
+              "fork", "base", "lie", "chat", "leave")  # fmt: skip
+STAYS = "98765.4"  # seconds of a program that `Adversary` leaves behind
+behaved = Counts[str]()
+
+
+def behaviour_in(text):
+    """Adds, or does one of `BEHAVIOURS`; counts them."""
+    number = zlib.crc32(text.encode())
+    if number % 2:
+        return [Call("add", {"a": number % 7})]
+    what = BEHAVIOURS[number // 2 % len(BEHAVIOURS)]
+    behaved[what] += 1
+    return [Call("do", {"what": what})]
+
+
+class _Uncommon(BaseException):
+    pass
 
 
 class _Odd:

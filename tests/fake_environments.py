@@ -26,7 +26,7 @@ class Fake:
       salt: another one makes other answers.
     """
 
-    tools = {None: ()}  # noqa: RUF012
+    tools = {None: ()}
 
     def __init__(
         self,

@@ -207,7 +207,8 @@ class Playing:
         self._drawn, self._waiting = set(every), set[Place]()  # whose turn is drawn, and whose environment works
         self._invalid: dict[Place, str] = {}
         self._round_s = _LEAST_WAIT
-        self._first: Rollout | None = None  # the first turns, from where an episode may begin again
+        # ``lengths`` and ``stopped`` of the first turns, from where an episode may begin again.
+        self._first: tuple[np.ndarray, np.ndarray] | None = None
         self._cut_back, self._redrawn = False, 0
         # What the environments of this process said of episodes that were over: rewards, and snapshots.
         self._given, self._shown = dict[Episode, float | None](), dict[Episode, Any]()
@@ -224,7 +225,7 @@ class Playing:
                 sync(self.sampler.dispatched)
                 out = self.sampler.fetch()
                 if self._first is None:
-                    self._first = dataclasses.replace(out, lengths=out.lengths.copy(), stopped=out.stopped.copy())
+                    self._first = out.lengths.copy(), out.stopped.copy()
                 self._round_s = max(_LEAST_WAIT, time.perf_counter() - since)
                 self._hand_in(out)
                 answers, counts = self._answers(out, sync)
@@ -291,8 +292,8 @@ class Playing:
             return
         assert self._first is not None, "a round was drawn"
         for at in again:
-            first = int(self._first.lengths[at])
-            out.lengths[at], out.stopped[at] = first, self._first.stopped[at]
+            first = int(self._first[0][at])
+            out.lengths[at], out.stopped[at] = first, self._first[1][at]
             out.tokens[at][first:], out.logps[at][first:], out.sampled[at][first:] = 0, 0.0, False
             self._chats[at] = [*_messages(self.problems[at[0]])]
             for counted in self._counts.values():
@@ -365,7 +366,8 @@ class Playing:
         gone |= {e: "end" for e, x in self._shown.items() if x is None}
         for episode, reason in self._shared(gone).items():
             self._invalid.setdefault(self._places[episode], reason)
-        known = {at: None if (x := self._given[e]) is None or _is_nan(x) else float(x) for e, at in mine.items()}
+        # 0 for one that is invalid, which gets no reward in the end: None would be counted as a reward that is missing.
+        known = {at: 0.0 if _is_nan(x := self._given[e]) else x for e, at in mine.items()}
         columns = known, {at: self._chats[at] for at in mine.values()}, {mine[e]: x for e, x in self._shown.items()}
         return Played(
             problems=self.problems,

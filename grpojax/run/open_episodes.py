@@ -18,6 +18,7 @@ from etils import epath
 
 from grpojax.environments.episodes import Episode
 from grpojax.host import files, processes
+from grpojax.host.console import log
 from grpojax.run import recorder
 
 _BUCKET_S = 5.0  # seconds between two writes of one object in a bucket
@@ -36,7 +37,7 @@ class Notes:
         self._file = folder / f"open_{jax.process_index()}.json"
         self._uploads, self._wrote = files.Uploads(), -_BUCKET_S
         self._before = _read(folder)
-        self._number = -1
+        self._number, self._warned = -1, False
         self._now: dict[Episode, list[list[str]]] = {}
 
     def begin(self, number: int) -> None:
@@ -76,9 +77,13 @@ class Notes:
     def _write(self, still_open: Iterable[Episode]) -> None:
         goes_on = {*still_open}
         noted = [[*episode, episode in goes_on, entries] for episode, entries in self._now.items()]
-        with recorder.optional("the open episodes are not noted"):
+        try:
             files.make_folder(self._file.parent)
             self._uploads.write(self._file, json.dumps({"rollout": self._number, "episodes": noted}).encode())
+        except OSError as e:
+            if not self._warned:
+                log.warning("open episodes are not noted, which a resume would count (shown once): %s", e)
+            self._warned = True
         self._wrote = time.monotonic()
 
 

@@ -21,21 +21,6 @@ OVERRIDES = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
-def test_a_run_that_is_killed_between_two_steps_goes_on_bit_for_bit(recipe, tmp_path):
-    each_step = *OVERRIDES, "train.checkpoint_every=1"
-    train(recipe, tmp_path / "whole", *each_step)
-    process = start(recipe, tmp_path / "killed", *each_step)
-    saved, until = tmp_path / "killed" / "checkpoints" / "1", time.monotonic() + 900
-    while not saved.exists() and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    train(recipe, tmp_path / "killed", *each_step)
-    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
-    assert numbers(tmp_path / "whole")[-1]["episode/calls"] > 0
-
-
 def noted(directory):
     """The number of the rollout that is noted, and which of its episodes are open."""
     file = directory / "episodes" / "open_0.json"

@@ -1,0 +1,61 @@
+"""Notes on open episodes, as a resumed run finds them."""
+
+from grpojax.host import files
+from grpojax.run.open_episodes import Notes
+
+A, B = (3, 0), (3, 1)
+
+
+def notes_of(folder, number=7):
+    notes = Notes(files.path(folder))
+    notes.begin(number)
+    return notes
+
+
+def stopped(folder):
+    """Notes of a rollout in which A has had two answers and is over, and B none."""
+    notes = notes_of(folder)
+    notes.open([A, B])
+    assert not notes.differs(A, {"question": "1"}, None) and not notes.differs(A, "add", ["2"])
+    notes.write([B])
+    return notes
+
+
+def test_what_was_open_is_known_in_the_same_rollout_only(tmp_path):
+    assert not stopped(tmp_path).was_open(B)
+    assert [notes_of(tmp_path).was_open(e) for e in (A, B, (4, 0))] == [False, True, False]
+    assert not notes_of(tmp_path, number=8).was_open(B)
+
+
+def test_another_observation_after_the_same_actions_differs_once(tmp_path):
+    stopped(tmp_path)
+    for row, action, seen, differs in (
+        ({"question": "1"}, "add", [None, "2"], [False, False]),
+        ({"question": "1"}, "add", [None, "3"], [False, True]),
+        ({"question": "1"}, "add", ["x", "3"], [True, False]),
+        ({"question": "1"}, "sub", [None, "3"], [False, False]),
+        ({"question": "2"}, "add", [None, "3"], [False, False]),
+    ):
+        notes = notes_of(tmp_path)
+        notes._now = {A: [], B: []}  # `open` would write
+        found = [notes.differs(A, row, seen[0]), notes.differs(A, action, [seen[1]])]
+        assert found == differs and not notes.differs(A, "more", None) and not notes.differs(B, row, None)
+
+
+def test_notes_of_several_processes_are_joined_and_others_are_left_alone(tmp_path):
+    stopped(tmp_path)
+    (tmp_path / "open_0.json").rename(tmp_path / "open_3.json")
+    notes = notes_of(tmp_path)
+    notes.open([(5, 0)])
+    for name, content in (("a.json", "{"), ("b.json", '{"rollout": 7}'), ("open_1.json.tmp", "x"), ("c.json", "[1]")):
+        (tmp_path / name).write_text(content)
+    assert [notes_of(tmp_path).was_open(e) for e in (A, B, (5, 0))] == [False, True, True]
+
+
+def test_a_disk_that_is_full_does_not_stop_the_run(tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write", full)
+    stopped(tmp_path)
+    assert caplog.text.count("No space left") == 1
