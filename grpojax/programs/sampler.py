@@ -125,6 +125,11 @@ def sample_groups(
         raise TypeError(f"eos_ids must be a tuple of ints, got {eos_ids!r}")
     if partial is not None and config.decode_slots not in (0, config.group):
         raise UserError(f"decode_slots={config.decode_slots}: partial samples need slots of their own; set 0")
+    if partial is not None and config.router_replay:
+        raise UserError(
+            "router_replay=true: partial samples are read again, by weights whose routers may choose other experts; set "
+            "it to false"
+        )
     how = {"eos_ids": eos_ids, "compute": compute, "partial": partial, "left": left}
     return _sample(graph, params, prompts, key, config, **how)
 

@@ -15,7 +15,7 @@ from grpojax.models import Compute, decoder, experts, hf, quantised, score, shar
 from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
 from grpojax.programs import blocks, packing, policy_update, state
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import SamplerConfig, no_samples, sample_groups
 from grpojax.tools import hlo
 from grpojax.types import PerToken, Rows, TrainBatch
 
@@ -247,6 +247,13 @@ def drawn(decoder, config, *, compute=Compute()):  # noqa: B008
 
 
 CONFIG = SamplerConfig(group=3, max_tokens=9, decode_slots=2)
+
+
+def test_partial_samples_do_not_keep_choices():
+    config = dataclasses.replace(CONFIG, router_replay=True, decode_slots=0)
+    how = {"eos_ids": (), "compute": Compute(), "partial": no_samples(8, 3, 9)}
+    with pytest.raises(UserError, match="router_replay=true.*partial.*false"):
+        sample_groups(*random_decoder(MIXTURE), some_prompts(8), jax.random.key(0), config, **how)
 
 
 @pytest.mark.parametrize("mesh", [None, MESH], ids=["one device", "mesh"])
