@@ -35,6 +35,10 @@ SMALL = {
     "max_position_embeddings": 256,
     "num_experts": 5,
     "num_local_experts": 5,
+    "n_routed_experts": 6,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 22,
@@ -43,7 +47,8 @@ SMALL = {
     "pad_token_id": None,
 }
 FULL = {"sliding_window": None, "layer_types": ["full_attention"] * SMALL["num_hidden_layers"]}
-NOT_NULL = ("gemma3_text", "olmo3")  # their sliding_window is a number, even if no layer has a window
+# Their sliding_window is a number, even if no layer has a window.
+NOT_NULL = ("gemma2", "gemma3_text", "gpt_oss", "olmo3")
 
 
 def config(kind: str, **fields):

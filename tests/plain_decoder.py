@@ -11,7 +11,7 @@ from flax import nnx
 from grpojax import losses, masked
 from grpojax.models import Decoder, DecoderConfig
 from grpojax.models.decoder_config import DeltaNet, Experts, Llama3Scaling
-from grpojax.models.weight_table import DECODER
+from grpojax.models.weight_table import DECODER, layers_with
 from grpojax.types import PerToken, Prompts, TrainBatch
 
 BASE = DecoderConfig(
@@ -41,6 +41,25 @@ FAMILIES = {
         BASE, family="gemma3_text", num_layers=3, qkv_bias=False, qk_norm=True, head_dim=10, norms_after=True,
         norms_add_one=True, activation="gelu_tanh", attention_multiplier=0.4, embedding_multiplier=24**0.5, window=3,
         windowed_layers=(0, 1), window_theta=300.0,
+    ),
+    "gemma2": dataclasses.replace(
+        BASE, family="gemma2", num_layers=3, qkv_bias=False, attention_cap=0.7, logits_cap=1.3, norms_after=True,
+        norms_add_one=True, activation="gelu_tanh", attention_multiplier=0.4, window=3, windowed_layers=(0, 2),
+    ),
+    "ministral3": dataclasses.replace(
+        BASE, family="ministral3", qkv_bias=False, query_growth=0.7,
+        rope_scaling=Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=3),
+    ),
+    "gpt_oss": dataclasses.replace(
+        BASE, family="gpt_oss", out_bias=True, sinks=True, tie_embeddings=False, window=3, windowed_layers=(0,),
+        experts=Experts(count=5, chosen=2, size=14, biased=True, limit=0.6),
+    ),
+    "glm4_moe": dataclasses.replace(
+        BASE, family="glm4_moe", num_layers=3, qk_norm=True, rotary_dim=4, dense_layers=1,
+        experts=Experts(
+            count=6, chosen=2, size=14, shared=22, shared_gate=False, sigmoid=True, corrected=True, groups=3,
+            groups_chosen=2, scale=1.7,
+        ),
     ),
     "qwen3_5": dataclasses.replace(
         BASE, family="qwen3_5_text", qkv_bias=False, qk_norm=True, head_dim=12, rotary_dim=6, output_gate=True,
@@ -120,7 +139,7 @@ def plain_states(model, sequences, prompt=None, read=None):
 
     weights = nnx.to_pure_dict(nnx.state(model.layers))
     for i in range(c.num_layers):
-        w = {k: v[c.layers_of(DECODER[k].kind).index(i)] for k, v in weights.items() if has(c, k, i)}
+        w = {k: v[layers_with(DECODER[k], c).index(i)] for k, v in weights.items() if has(c, k, i)}
 
         def linear(h, name, w=w):
             return h @ w[name] + w.get(f"{name}_bias", 0.0)
@@ -142,16 +161,24 @@ def plain_states(model, sequences, prompt=None, read=None):
             if c.qk_norm:
                 qh, kh = norm(qh, w["q_norm"]), norm(kh, w["k_norm"])
 
-            def attend(qh, kh, vh, i=i):
+            def attend(qh, kh, vh, i=i, head=head, w=w):
                 s = qh @ kh.swapaxes(1, 2) / np.float32(1 / scale)
+                if c.attention_cap:
+                    s = c.attention_cap * jnp.tanh(s / c.attention_cap)
                 seen = np.tri(n, dtype=bool)
                 if i in c.windowed_layers:
                     seen &= ~np.tri(n, k=-c.window, dtype=bool)
-                return jax.nn.softmax(jnp.where(seen, s, -jnp.inf), -1) @ vh
+                s = jnp.where(seen, s, -jnp.inf)
+                if c.sinks:
+                    s = jnp.concatenate([s, jnp.broadcast_to(w["sinks"][head], (*s.shape[:-1], 1))], -1)
+                return jax.nn.softmax(s, -1)[..., :n] @ vh
 
             if i not in c.unrotated_layers:
                 angle = windowed if i in c.windowed_layers else usual
                 qh, kh = turn(qh, angle), turn(kh, angle)
+            if c.query_growth:
+                times = np.arange(n) // c.rope_scaling.original_positions
+                qh = qh * (1 + c.query_growth * np.log(1 + times)).astype(np.float32)[:, None]
             if c.qk_norm_rotated:
                 qh, kh = norm(qh, w["q_rotated_norm"]), norm(kh, w["k_rotated_norm"])
             heads.append(attend(qh, kh, vh))
@@ -163,9 +190,15 @@ def plain_states(model, sequences, prompt=None, read=None):
         x = x + c.residual_multiplier * (norm(y, w["attn_after_norm"]) if c.norms_after else y)
         h = norm(x, w["mlp_norm"]) if c.norms_before else x
         gate = swish if c.activation == "silu" else gelu
-        y = linear(gate(linear(h, "gate")) * linear(h, "up"), "down") if c.dense else plain_mixture(h, w, c)
+        y = plain_mixture(h, w, c) if "router" in w else linear(gate(linear(h, "gate")) * linear(h, "up"), "down")
         x = x + c.residual_multiplier * (norm(y, w["mlp_after_norm"]) if c.norms_after else y)
     return norm(x, model.norm[...]) / c.logits_divisor
+
+
+def plain_logits(model, states):
+    """Logits of normed states."""
+    made, cap = states @ model.unembed.T, model.config.logits_cap
+    return cap * jnp.tanh(made / cap) if cap else made
 
 
 def _angles(c, n, theta, r):
@@ -190,7 +223,7 @@ def gelu(x):
 
 def has(c, name, i):
     """Whether layer ``i`` has the weight."""
-    return i in c.layers_of(DECODER[name].kind)
+    return i in layers_with(DECODER[name], c)
 
 
 def plain_delta_net(h, w, c):
@@ -238,24 +271,45 @@ def swish(x):
 
 def plain_mixture(h, w, c):
     """A loop over experts: each works on every token, and counts where it is among those of the highest logits."""
-    logits = h @ w["router"]
-    least = jnp.sort(logits, -1)[..., -c.experts.chosen, None]
-    share = jnp.where(logits >= least, jnp.exp(logits), 0.0)
-    share = share / (share if c.experts.renormalised else jnp.exp(logits)).sum(-1, keepdims=True)
+    logits = h @ w["router"] + w.get("router_bias", 0.0)
+    score = 1 / (1 + jnp.exp(-logits)) if c.experts.sigmoid else jnp.exp(logits)
+    by = score + w["router_correction"] if c.experts.corrected else score
+    size = c.experts.count // c.experts.groups
+    if c.experts.groups > 1:
+        groups = [by[..., i * size : (i + 1) * size] for i in range(c.experts.groups)]
+        best = [jnp.sort(x, -1)[..., -2:].sum(-1) for x in groups]
+        for i in range(c.experts.groups):
+            better = sum((x > best[i]).astype(int) for x in best)[..., None]
+            groups[i] = jnp.where(better >= c.experts.groups_chosen, -jnp.inf, groups[i])
+        by = jnp.concatenate(groups, -1)
+    least = jnp.sort(by, -1)[..., -c.experts.chosen, None]
+    share = jnp.where(by >= least, score, 0.0)
+    if c.experts.renormalised or not c.experts.sigmoid:
+        share = share / (share if c.experts.renormalised else score).sum(-1, keepdims=True)
     y = jnp.zeros_like(h)
+
+    def product(x, name, e):
+        return x @ w[name][e] + (w[f"{name}_bias"][e] if c.experts.biased else 0.0)
+
     for e in range(c.experts.count):
-        mid = swish(h @ w["expert_gate"][e]) * (h @ w["expert_up"][e])
-        y = y + share[..., e, None] * (mid @ w["expert_down"][e])
+        gate, up = product(h, "expert_gate", e), product(h, "expert_up", e)
+        if c.experts.limit:
+            gate, up = jnp.minimum(gate, c.experts.limit), jnp.clip(up, -c.experts.limit, c.experts.limit)
+            mid = (up + 1) * gate / (1 + jnp.exp(-c.experts.alpha * gate))
+        else:
+            mid = swish(gate) * up
+        y = y + c.experts.scale * share[..., e, None] * product(mid, "expert_down", e)
     if c.experts.shared:
         mid = swish(h @ w["shared_gate"]) * (h @ w["shared_up"])
-        y = y + mid @ w["shared_down"] / (1 + jnp.exp(-h @ w["shared_router"]))
+        weight = 1 / (1 + jnp.exp(-h @ w["shared_router"])) if c.experts.shared_gate else 1.0
+        y = y + weight * (mid @ w["shared_down"])
     return y
 
 
 def plain_scores(graph, params, sequences, temperature=1.0):
     """Log-prob and entropy of position t + 1 at index t."""
     model = nnx.merge(graph, params)
-    logps = jax.nn.log_softmax(plain_states(model, sequences) @ model.unembed.T / temperature, -1)[:, :-1]
+    logps = jax.nn.log_softmax(plain_logits(model, plain_states(model, sequences)) / temperature, -1)[:, :-1]
     return jnp.take_along_axis(logps, sequences[:, 1:, None], -1)[..., 0], -(jnp.exp(logps) * logps).sum(-1)
 
 

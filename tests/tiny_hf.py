@@ -143,6 +143,100 @@ MODELS = {
         dict(tie_word_embeddings=False, head_dim=12, rope_parameters=_ROPE | {"partial_rotary_factor": 2 / 3}),
     ),
     "glm4": ("glm4", dict(tie_word_embeddings=True, head_dim=12, attention_bias=False, rope_parameters=_YARN)),
+    "gemma2": (
+        "gemma2",
+        dict(
+            tie_word_embeddings=True,
+            head_dim=10,
+            query_pre_attn_scalar=14,
+            sliding_window=5,
+            attn_logit_softcapping=0.7,
+            final_logit_softcapping=1.3,
+        ),
+    ),
+    "gemma2-plain": (
+        "gemma2",
+        dict(
+            tie_word_embeddings=False,
+            head_dim=6,
+            query_pre_attn_scalar=6,
+            sliding_window=256,
+            attention_bias=True,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+        ),
+    ),
+    "ministral3": (
+        "ministral3",
+        dict(tie_word_embeddings=False, head_dim=10, rope_parameters=_YARN | {"llama_4_scaling_beta": 0.7}),
+    ),
+    "ministral3-window": (
+        "ministral3",
+        dict(
+            tie_word_embeddings=True,
+            head_dim=10,
+            sliding_window=5,
+            rope_parameters=_LLAMA3 | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 3},
+        ),
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        dict(
+            head_dim=10,
+            intermediate_size=20,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            sliding_window=5,
+            swiglu_limit=0.6,
+            rope_parameters=_YARN | {"truncate": False},
+        ),
+    ),
+    "gpt-oss-no-bias": (
+        "gpt_oss",
+        dict(
+            head_dim=6,
+            intermediate_size=20,
+            num_local_experts=7,
+            num_experts_per_tok=3,
+            attention_bias=False,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            sliding_window=3,
+            swiglu_alpha=1.1,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "glm4-moe": (
+        "glm4_moe",
+        dict(
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=20,
+            n_group=3,
+            topk_group=2,
+            routed_scaling_factor=1.7,
+            head_dim=12,
+            use_qk_norm=True,
+            rope_parameters=_ROPE | {"partial_rotary_factor": 0.5},
+        ),
+    ),
+    "glm4-moe-dense": (
+        "glm4_moe",
+        dict(
+            n_routed_experts=5,
+            num_experts_per_tok=3,
+            moe_intermediate_size=20,
+            n_shared_experts=2,
+            first_k_dense_replace=2,
+            norm_topk_prob=False,
+            attention_bias=True,
+            head_dim=8,
+            rope_parameters=_YARN | {"partial_rotary_factor": 0.5},
+        ),
+    ),
+    "glm4-moe-all": (
+        "glm4_moe",
+        dict(n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=20, first_k_dense_replace=0, head_dim=8),
+    ),
     "exaone4": (
         "exaone4",
         dict(tie_word_embeddings=False, sliding_window=None, layer_types=["full_attention"] * 3, head_dim=10),
@@ -219,11 +313,16 @@ def model(config, *, dtype: str = "float32", seed: int = 0, auto=transformers.Au
     made = auto.from_config(config, attn_implementation="eager", dtype=getattr(torch, dtype)).eval()
     with torch.no_grad():
         for name, p in made.named_parameters():
-            if name.endswith("norm.weight"):
+            if name.endswith(("sinks", "router.bias")):
+                p.normal_(std=0.7)
+            elif name.endswith("norm.weight"):
                 adds_one = config.model_type.startswith("qwen3_5") and not name.endswith("linear_attn.norm.weight")
                 p.uniform_(-0.5, 0.5) if adds_one else p.uniform_(0.5, 1.5)
             else:
                 p.normal_(std=0.3 if name.endswith("bias") else p.shape[-1] ** -0.5)
+        for name, x in made.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                x.normal_(std=0.2)
     return made
 
 

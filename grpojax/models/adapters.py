@@ -320,6 +320,11 @@ def abstract(config: AdapterConfig, decoder: DecoderConfig) -> dict[str, jax.Sha
         raise UserError(
             f"model.adapter: a {decoder.family} model has layers that cannot have factors ({others}); leave it out"
         )
+    if decoder.dense_layers:
+        raise UserError(
+            f"model.adapter: the first layers of a {decoder.family} model have no experts, and only layers that are "
+            "alike can have factors; leave it out"
+        )
     if missing := [LINEAR[name] for name in config.names if name not in there]:
         possible = ",".join(LINEAR[name] for name in LINEAR if name in there)
         raise UserError(

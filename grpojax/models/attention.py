@@ -1,10 +1,11 @@
 """Attention of rows over their prompt and themselves, behind one signature.
 
-An implementation is a function ``(q, k, v, segments, prefix, window) -> out``:
+An implementation is a function ``(q, k, v, segments, prefix, window, logits) -> out``:
 
   q: ``[B, R, S, H, d]``, k and v: ``[B, R, S, Hkv, d]``, segments: ``[B, R, S]``, 0 on padding.
   prefix: None or a `Prefix`: the keys and values of the prompts that the rows continue.
   window: None or a `Window`: how far back the queries see. A window reaches from a completion into its prompt.
+  logits: None or `Logits`: what is done to logits before the softmax.
 
 A query attends to the keys of its own segment up to itself, and to the whole prompt of its row, within the window.
 """
@@ -61,6 +62,28 @@ class Window(NamedTuple):
 FAR = 2**30  # tokens; more than any text has
 
 
+class Logits(NamedTuple):
+    """What is done to a query's products with keys before the softmax.
+
+    Attributes:
+      cap: they become ``cap * tanh(logits / cap)``; 0 leaves them as they are.
+      sinks: ``[H]`` float32, one more logit of each head, which takes part in the softmax and gives no value; or None.
+    """
+
+    cap: float = 0.0
+    sinks: Array | None = None
+
+
+def capped(logits: Array, cap: float) -> Array:
+    """``cap * tanh(logits / cap)``, or the logits if ``cap`` is 0.
+
+    Example:
+      >>> capped(jnp.array([0.0, 2.0, 1e6]), 2.0).round(2).tolist()
+      [0.0, 1.5199999809265137, 2.0]
+    """
+    return cap * jnp.tanh(logits / cap) if cap else logits
+
+
 def of_rows(x: Array, row_prompt: Array) -> Array:
     """Picks each row's prompt from ``x [B, K, ...]``: ``[B, R, ...]``, or ``[B, 1, ...]`` if there is one prompt."""
     if x.shape[1] == 1:
@@ -100,33 +123,60 @@ _scores.defvjp(lambda formula, q, k: (_scores(formula, q, k), (q, k)), _scores_b
 
 
 def xla(
-    q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None, window: Window | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array,
+    prefix: Prefix | None = None,
+    window: Window | None = None,
+    logits: Logits | None = None,
 ) -> Array:
     """Plain jax. The scores of the prompt and of the row are two parts of one float32 softmax, never concatenated."""
     b, r, s, h, d = q.shape
     kv = k.shape[-2]
     q = (q * d**-0.5).reshape(b, r, s, kv, h // kv, d)
-    own = _scores("brskgd,brtkd->brkgst", q, k)
+    cap, sinks = logits or Logits()
+    own = capped(_scores("brskgd,brtkd->brkgst", q, k), cap)
     own = jnp.where(_visible(segments, window)[:, :, None, None], own, _MASKED)
     if prefix is None:
-        out = jnp.einsum("brkgst,brtkd->brskgd", jax.nn.softmax(own, -1).astype(v.dtype), v)
+        shares = jax.nn.softmax(own, -1) if sinks is None else _softmax_with(own, sinks)
+        out = jnp.einsum("brkgst,brtkd->brskgd", shares.astype(v.dtype), v)
         return out.reshape(b, r, s, h, d)
     pk, pv = of_rows(prefix.k, prefix.row_prompt), of_rows(prefix.v, prefix.row_prompt)
     one = "brlkd"
     if pk.shape[1] == 1:
         one, pk, pv = "blkd", pk[:, 0], pv[:, 0]
     length = of_rows(prefix.lengths, prefix.row_prompt)[:, :, None, None, None, None]
-    pre = _scores(f"brskgd,{one}->brkgsl", q, pk)
+    pre = capped(_scores(f"brskgd,{one}->brkgsl", q, pk), cap)
     here = jnp.arange(pre.shape[-1]) < length
     if window is not None:
         here &= _recent(length, pre.shape[-1], window)[:, :, None, None]
     pre = jnp.where(here, pre, _MASKED)
-    top = jax.lax.stop_gradient(jnp.maximum(own.max(-1, keepdims=True), pre.max(-1, keepdims=True)))
+    top = jnp.maximum(own.max(-1, keepdims=True), pre.max(-1, keepdims=True))
+    if sinks is not None:
+        sinks = _by_kv_head(sinks, kv)
+        top = jnp.maximum(top, sinks)
+    top = jax.lax.stop_gradient(top)
     own, pre = jnp.exp(own - top), jnp.exp(pre - top)
     total = own.sum(-1, keepdims=True) + pre.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + jnp.exp(sinks - top)
     out = jnp.einsum("brkgst,brtkd->brskgd", (own / total).astype(v.dtype), v)
     out = out + jnp.einsum(f"brkgsl,{one}->brskgd", (pre / total).astype(v.dtype), pv)
     return out.reshape(b, r, s, h, d)
+
+
+def _by_kv_head(sinks: Array, kv: int) -> Array:
+    """Sinks ``[H]`` as ``[Hkv, H / Hkv, 1, 1]``."""
+    return sinks.reshape(kv, -1, 1, 1)
+
+
+def _softmax_with(scores: Array, sinks: Array) -> Array:
+    """Softmax of ``scores [B, R, Hkv, g, S, T]`` over the last axis, in which ``sinks [H]`` take part."""
+    sinks = _by_kv_head(sinks, scores.shape[2])
+    top = jax.lax.stop_gradient(jnp.maximum(scores.max(-1, keepdims=True), sinks))
+    weights = jnp.exp(scores - top)
+    return weights / (weights.sum(-1, keepdims=True) + jnp.exp(sinks - top))
 
 
 def _joined(q, k, v, segments, prefix: Prefix | None, *, adjacent: bool = False):
@@ -183,6 +233,7 @@ def splash(
     segments: Array,
     prefix: Prefix | None = None,
     window: Window | None = None,
+    logits: Logits | None = None,
     *,
     mesh: Mesh | None = None,
     interpret: bool = False,
@@ -198,6 +249,8 @@ def splash(
     from jax.experimental.pallas.ops.tpu import splash_attention as sa
 
     shape, packed = q.shape, (segments > 1).any(-1)
+    cap, sinks = logits or Logits()
+    how: dict[str, Any] = {"attn_logits_soft_cap": cap} if cap else {}
     q = q * q.shape[-1] ** -0.5
     q, k, v, q_seg, kv_seg = _joined(q, k, v, segments, prefix, adjacent=window is not None)
     s, t = q.shape[1], k.shape[1]
@@ -210,12 +263,12 @@ def splash(
     places = q.shape[1], k.shape[1]
     causal = sa.CausalMask(places, offset=t - s)
 
-    def masked(mask, q, k, v, q_seg, kv_seg):
+    def masked(mask, q, k, v, q_seg, kv_seg, *sinks):
         mask = sa.MultiHeadMask([mask] * q.shape[2])
-        kernel = sa.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
+        kernel = sa.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret, **how)
 
         def one(q, k, v, a, b):
-            return kernel(q, k, v, segment_ids=sa.SegmentIds(q=a, kv=b))
+            return kernel(q, k, v, segment_ids=sa.SegmentIds(q=a, kv=b), **({"sinks": sinks[0]} if sinks else {}))
 
         heads_first = [x.swapaxes(1, 2) for x in (q, k, v)]
         out: Any = jax.vmap(one)(*heads_first, q_seg, kv_seg)  # pyrefly: ignore
@@ -229,11 +282,16 @@ def splash(
         return jax.lax.cond(here, functools.partial(masked, local), functools.partial(masked, causal), *args)
 
     given = [q, k, v, q_seg, kv_seg]
+    if sinks is not None:
+        given.append(sinks)
     if window is not None:
         given.append(window.here)
     if mesh is not None:
         rows, heads = jax.P(("data", "fsdp")), jax.P(("data", "fsdp"), None, "tensor")
-        takes = (heads, heads, heads, rows, rows, jax.P())[: len(given)]
+        takes = [heads, heads, heads, rows, rows]
+        takes += [jax.P("tensor")] if sinks is not None else []
+        takes += [jax.P()] if window is not None else []
+        takes = tuple(takes)
         run = jax.shard_map(run, mesh=mesh, in_specs=takes, out_specs=heads, check_vma=False)
     out = run(*given)[:, :s].reshape(shape)
     return jnp.where(packed[:, :, None, None, None], jnp.nan, out)
@@ -245,9 +303,17 @@ def _block(n: int) -> int:
 
 
 def cudnn(
-    q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None, window: Window | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array,
+    prefix: Prefix | None = None,
+    window: Window | None = None,
+    logits: Logits | None = None,
 ) -> Array:
-    """cuDNN's fused kernel (bfloat16 or float16, NVIDIA). It takes the mask as a bias of one head."""
+    """cuDNN's fused kernel (bfloat16 or float16, NVIDIA). It takes the mask as a bias of one head, and no `Logits`."""
+    if logits is not None:
+        raise ValueError("cuDNN's attention takes no sinks and no soft cap")
     shape, s = q.shape, q.shape[2]
     mask = _visible(segments, window).reshape(-1, s, s)
     q, k, v, _, kv_seg = _joined(q, k, v, segments, prefix)
@@ -264,19 +330,25 @@ def cudnn(
     return out[:, :s].reshape(shape)
 
 
-def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str | None = None) -> Attend:
+def pick(
+    name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str | None = None, plain: bool = True
+) -> Attend:
     """The implementation called ``name``. "auto" is splash on TPU, cuDNN on GPU in 16 bit, and otherwise "xla".
 
     "xla" is `blocked` on a CPU and `xla` elsewhere, since a loop over blocks leaves much of an accelerator idle.
+    cuDNN's kernel takes no `Logits`; ``plain`` says that there are none, and without it "auto" is "xla" on a GPU.
 
     Raises:
-      UserError: the kernel is of another platform. (Splash also runs on a CPU, interpreted.)
+      UserError: the kernel is of another platform, or does not take the decoder's `Logits`. (Splash also runs on a
+        CPU, interpreted.)
       ValueError: cuDNN does not take the dtype.
     """
     platform = platform or jax.default_backend()
     half = jnp.dtype(dtype).itemsize == 2
     if name == "auto":
-        name = {"tpu": "splash", "gpu": "cudnn" if half else "xla"}.get(platform, "xla")
+        name = {"tpu": "splash", "gpu": "cudnn" if half and plain else "xla"}.get(platform, "xla")
+    if name == "cudnn" and not plain:
+        raise UserError("model.attention=cudnn: its kernel has no attention sinks and no soft caps: take auto, or xla")
     if name == "cudnn" and not half:
         raise ValueError(f"attention 'cudnn' needs bfloat16 or float16, not {jnp.dtype(dtype).name}")
     if platform not in {"splash": ("tpu", "cpu"), "cudnn": ("gpu",)}.get(name, (platform,)):
@@ -310,12 +382,12 @@ def _of_class(attend: Attend, gather: Array, token_prompt: Array) -> Attend:
     """`by_completion` for the completions in ``gather [B, C, T]``; 0 at the tokens of all other completions."""
     apart = Completions(gather, token_prompt)
 
-    def run(q, k, v, segments, prefix: Prefix, window: Window | None = None):
+    def run(q, k, v, segments, prefix: Prefix, window: Window | None = None, logits: Logits | None = None):
         prefix = prefix._replace(row_prompt=apart.prompt)
         if window is not None:
             offsets = jnp.arange(apart.segments.shape[-1])
             window = window._replace(offsets=jnp.broadcast_to(offsets, apart.segments.shape))
-        out = attend(apart.take(q), apart.take(k), apart.take(v), apart.segments, prefix, window)
+        out = attend(apart.take(q), apart.take(k), apart.take(v), apart.segments, prefix, window, logits)
         return apart.put(out)
 
     return run

@@ -6,6 +6,7 @@ gradient from each query's ``log Σ exp``. This is FlashAttention-2 (arXiv 2307.
 block here attends to all keys of its rows.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -100,11 +101,18 @@ class _Rows:
         k, v = k.swapaxes(2, 3), v.swapaxes(2, 3)
         return _Block(self.of_queries(self.q, i), k, v, visible[:, :, None, None])
 
-    def scores(self, block: _Block) -> Array:
-        """Float32 ``[B, m, Hkv, g, n, L + S]``."""
-        z = _dot("bmknd,bmktd->bmknt", block.q, block.k)
+    def scores(self, block: _Block, cap: float) -> tuple[Array, Array | None]:
+        """Float32 ``[B, m, Hkv, g, n, L + S]``, and their derivatives by the products if there is a cap."""
+        z, slope = _dot("bmknd,bmktd->bmknt", block.q, block.k), None
         z = z.reshape(*z.shape[:3], -1, self.cut.queries, z.shape[-1])
-        return jnp.where(block.visible, z, _MASKED)
+        if cap:
+            tanh = jnp.tanh(z / cap)
+            z, slope = cap * tanh, 1 - tanh * tanh
+        return jnp.where(block.visible, z, _MASKED), slope
+
+    def sinks(self, x: Array) -> Array:
+        """Sinks ``[H]`` as ``[Hkv, g, 1]``."""
+        return x.reshape(self.kv, -1, 1)
 
     def tokens(self, x: Array) -> Array:
         """Undoes `of_queries`: ``[B, m, Hkv, g n, d]`` to ``[B, m, n, H, d]``."""
@@ -127,7 +135,9 @@ def _take(x: Array, prompt: Array) -> Array:
     return jax.vmap(lambda a, i: a[i])(x, prompt)
 
 
-def blocked(q: Array, k: Array, v: Array, segments: Array, prefix: Any = None, window: Any = None) -> Array:
+def blocked(
+    q: Array, k: Array, v: Array, segments: Array, prefix: Any = None, window: Any = None, logits: Any = None
+) -> Array:
     """Attention as `grpojax.models.attention` describes it.
 
     Example:
@@ -136,36 +146,37 @@ def blocked(q: Array, k: Array, v: Array, segments: Array, prefix: Any = None, w
       >>> blocked(q, q, v, jnp.ones((1, 1, 2), jnp.int32))[0, 0, :, 0, 0].tolist()  # itself; the mean of both
       [1.0, 2.0]
     """
-    return _blocked(q, k, v, segments, prefix, None if window is None else (window.reach, window.offsets))
+    cap, sinks = (0.0, None) if logits is None else logits
+    return _blocked(cap, q, k, v, segments, prefix, None if window is None else (window.reach, window.offsets), sinks)
 
 
-@jax.custom_vjp
-def _blocked(q, k, v, segments, prefix, window):
-    return _forward(q, k, v, segments, prefix, window)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _blocked(cap, q, k, v, segments, prefix, window, sinks):
+    return _forward(cap, q, k, v, segments, prefix, window, sinks)[0]
 
 
-def _forward(q, k, v, segments, prefix, window):
+def _forward(cap, q, k, v, segments, prefix, window, sinks):
     scale = q.shape[-1] ** -0.5
     rows = _Rows(q, k, v, segments, prefix, window)
     rows.q = rows.widen(q * scale)
 
     def one(i):
         block = rows.block(i)
-        z = rows.scores(block)
-        top = z.max(-1)
+        z, _ = rows.scores(block, cap)
+        top = z.max(-1) if sinks is None else jnp.maximum(z.max(-1), rows.sinks(sinks))
         p = jnp.exp(z - top[..., None])
-        total = p.sum(-1)
+        total = p.sum(-1) if sinks is None else p.sum(-1) + jnp.exp(rows.sinks(sinks) - top)
         p = p.reshape(*p.shape[:3], -1, p.shape[-1])
         out = _dot("bmknt,bmktd->bmknd", p.astype(v.dtype), block.v) / total.reshape(*p.shape[:-1], 1)
         return rows.tokens(out.astype(v.dtype)), top + jnp.log(total)
 
     out, lse = jax.lax.map(one, jnp.arange(rows.count))
     out, lse = checkpoint_name(rows.whole(out), SAVED), checkpoint_name(lse, SAVED)
-    return out, (q, k, v, segments, prefix, window, out, lse)
+    return out, (q, k, v, segments, prefix, window, sinks, out, lse)
 
 
-def _backward(saved, g):
-    q, k, v, segments, prefix, window, out, lse = saved
+def _backward(cap, saved, g):
+    q, k, v, segments, prefix, window, sinks, out, lse = saved
     scale, f32 = q.shape[-1] ** -0.5, jnp.float32
     rows = _Rows(q, k, v, segments, prefix, window)
     rows.q, g, out = (rows.widen(x) for x in (q * scale, g, out))
@@ -173,22 +184,26 @@ def _backward(saved, g):
     def one(carry, i_lse):
         i, lse = i_lse
         block, dout = rows.block(i), rows.of_queries(g, i)
-        p = jnp.exp(rows.scores(block) - lse[..., None])
+        z, slope = rows.scores(block, cap)
+        p = jnp.exp(z - lse[..., None])
         dp = _dot("bmknd,bmktd->bmknt", dout, block.v).reshape(p.shape)
         drift = (dout.astype(f32) * rows.of_queries(out, i).astype(f32)).sum(-1).reshape(lse.shape)
-        dz = (p * (dp - drift[..., None])).astype(k.dtype).reshape(*dout.shape[:-1], p.shape[-1])
+        dz = p * (dp - drift[..., None])
+        dz = (dz if slope is None else dz * slope).astype(k.dtype).reshape(*dout.shape[:-1], p.shape[-1])
+        d_sinks = None if sinks is None else -(jnp.exp(rows.sinks(sinks) - lse) * drift).sum((0, 1, -1))
         dq = rows.tokens(_dot("bmknt,bmktd->bmknd", dz, block.k).astype(k.dtype))
         dk = _dot("bmknt,bmknd->bmktd", dz, block.q)
         dv = _dot("bmknt,bmknd->bmktd", p.astype(v.dtype).reshape(dz.shape), dout)
-        return _add(carry, rows, i, (dk, dv)), dq
+        return _add(carry, rows, i, (dk, dv)), (dq, d_sinks)
 
     nothing = tuple(jnp.zeros(x.shape, f32) for x in (k, v))
     if prefix is not None:
         nothing += tuple(jnp.zeros(x.shape, f32) for x in (prefix.k, prefix.v))
-    sums, dq = jax.lax.scan(one, nothing, (jnp.arange(rows.count), lse))
+    sums, (dq, d_sinks) = jax.lax.scan(one, nothing, (jnp.arange(rows.count), lse))
     dk, dv, *of_prefix = (x.astype(k.dtype) for x in sums)
     d_prefix = None if prefix is None else type(prefix)(*of_prefix, lengths=None, row_prompt=None)
-    return rows.whole(dq) * scale, dk, dv, None, d_prefix, None
+    d_sinks = None if d_sinks is None else d_sinks.sum(0).reshape(-1)
+    return rows.whole(dq) * scale, dk, dv, None, d_prefix, None, d_sinks
 
 
 def _add(sums, rows: _Rows, i, grads):

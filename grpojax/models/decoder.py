@@ -18,7 +18,16 @@ from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, Kind
 from grpojax.models.delta_net import DeltaLayer, Projected, States, by_layer
 from grpojax.models.experts import Observe, layer
-from grpojax.models.layers import Block, HybridBlocks, Layer, final_norm, kinds_of_layers, rope_tables, tables_of_layer
+from grpojax.models.layers import (
+    Block,
+    HybridBlocks,
+    Layer,
+    LayerKind,
+    final_norm,
+    kinds_of_layers,
+    rope_tables,
+    tables_of_layer,
+)
 from grpojax.models.logprobs import mask_unused, token_scores
 from grpojax.models.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
 from grpojax.models.weight_table import DECODER, initial
@@ -76,7 +85,7 @@ class Decoder(nnx.Module):
         def stack(rngs):
             return Block(config, rngs=rngs)
 
-        self.layers = HybridBlocks(config, rngs=rngs) if config.hybrid else stack(rngs)
+        self.layers = stack(rngs) if config.uniform else HybridBlocks(config, rngs=rngs)
         self.norm = nnx.Param(initial(DECODER["norm"], config, rngs))
         if config.own_head:
             self.head = nnx.Param(initial(DECODER["head"], config, rngs))
@@ -186,15 +195,16 @@ def scan_periods(
     remat: Remat = "none",
     unroll: bool = False,
 ) -> tuple[Any, dict[Kind, Any]]:
-    """`scan_layers` for layers of two kinds. A step of the scan runs one `DecoderConfig.period`.
+    """`scan_layers` for layers of two kinds. A step of the scan runs one `DecoderConfig.period`; the first layers
+    without experts run before it.
 
     Args:
       model, carry, remat, unroll: as in `scan_layers`.
       bodies: ``body(carry, (weights, x)) -> (carry, y)`` of each kind of layer.
       xs: for each kind a tree ``[layers of that kind, ...]``, or None. Results ``y`` have the same form.
     """
-    period = model.config.period
-    count = model.config.num_layers // len(period)
+    period, first = model.config.period, model.config.dense_layers
+    count = (model.config.num_layers - first) // len(period)
     steps = {kind: _checkpointed(body, remat, unroll) for kind, body in bodies.items()}
 
     def in_periods(tree: Any) -> Any:
@@ -210,9 +220,19 @@ def scan_periods(
             ys[kind].append(y)
         return carry, {kind: _stacked(of_kind) for kind, of_kind in ys.items() if of_kind}
 
-    given = in_periods((nnx.to_pure_dict(nnx.state(model.layers)), dict(xs)))
+    weights, xs, before = nnx.to_pure_dict(nnx.state(model.layers)), dict(xs), []
+    if first:
+        listed = {name: _unstacked(w)[:first] for name, w in weights.items() if DECODER[name].of("dense")}
+        each = _unstacked(xs.pop("dense")) or [None] * first
+        for mine, x in zip(by_layer(listed, ("dense",) * first), each, strict=True):
+            carry, y = steps["dense"](carry, (mine, x))
+            before.append(y)
+        rest = {name: w[first:] if DECODER[name].of("dense") else w for name, w in weights.items()}
+        weights = {name: w for name, w in rest.items() if DECODER[name].of("mixture")}
+    given = in_periods((weights, xs))
     carry, ys = _one_by_one(step, carry, given) if unroll else jax.lax.scan(step, carry, given)
-    return carry, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
+    ys = jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
+    return carry, ys | ({"dense": _stacked(before)} if before else {})
 
 
 def _one_by_one(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
@@ -260,17 +280,18 @@ def read_prompts(model: Decoder, rows: Rows, compute: Compute) -> PromptStates:
 
 
 def _of_layers(choices: Array | None, model: Decoder) -> Array | None:
-    """Choices ``[..., C]`` of all layers as ``[layers, ..., k]``."""
+    """Choices ``[..., C]`` of all layers with experts as ``[layers, ..., k]``."""
     if choices is None:
         return None
-    return jnp.moveaxis(choices.reshape(*choices.shape[:-1], model.config.num_layers, -1), -2, 0)
+    layers = len(model.config.layers_of("mixture"))
+    return jnp.moveaxis(choices.reshape(*choices.shape[:-1], layers, -1), -2, 0)
 
 
 def _run_layers(
     model: Decoder,
     x: Array,
     positions: Array,
-    attend: Callable[[Array, Array, Array, Any, att.Window | None], tuple[Array, Any]],
+    attend: Callable[..., tuple[Array, Any]],
     recur: Callable[[DeltaLayer, Projected, Any], tuple[Array, Any]],
     compute: Compute,
     *,
@@ -287,7 +308,7 @@ def _run_layers(
       model: the decoder.
       x: ``[B, ..., D]``, embedded tokens.
       positions: positions of the tokens; the axes of ``x`` before D, or those of them that positions vary over.
-      attend: one layer's attention ``(q, k, v, read, window) -> (attended, kept)``.
+      attend: one layer's attention ``(q, k, v, read, window, logits) -> (attended, kept)``.
       recur: the same for one layer's delta net, ``(layer, projected, read) -> (output, kept)``.
       compute, remat: how to run the layers.
       one: see `Layer`.
@@ -312,14 +333,21 @@ def _run_layers(
         block, (read, kind, chosen) = block_read
         block = layer(block, model.config, compute, one, kept=chosen)
         window = None if kind.windowed is None else att.Window(model.config.window, kind.windowed)
-        attended, kept = attend(*block.qkv(x, tables_of_layer(tables, kind)), read, window)
+        attended, kept = attend(*block.qkv(x, tables_of_layer(tables, kind)), read, window, block.logits)
         x = finished(block, x, attended)
         return x, (kept, None if observe is None else observe(block.routing))
 
     def attention_layer(x, weights_read):
         block = Layer(weights_read[0], model.config, compute, one)
-        attended, kept = attend(*block.qkv(x, tables.usual), weights_read[1], None)
+        attended, kept = attend(*block.qkv(x, tables.usual), weights_read[1], None, block.logits)
         return finished(block, x, attended), kept
+
+    def mixture_layer(x, weights_read):
+        weights, (read, chosen) = weights_read[0], weights_read[1] or (None, None)
+        block = layer(weights, model.config, compute, one, kept=chosen)
+        attended, kept = attend(*block.qkv(x, tables_of_layer(tables, LayerKind())), read, None, block.logits)
+        x = finished(block, x, attended)
+        return x, (kept, None if observe is None or block.routing is None else observe(block.routing))
 
     def delta_layer(x, weights_read):
         block = DeltaLayer(weights_read[0], model.config, compute, one)
@@ -330,6 +358,14 @@ def _run_layers(
         bodies: dict[Kind, Any] = {"attention": attention_layer, "delta": delta_layer}
         xs: dict[Kind, Any] = {"attention": kv, "delta": None if read is None else read.delta}
         return *scan_periods(model, bodies, x, xs, **how), None
+    if not model.config.uniform:
+        first = model.config.dense_layers
+        xs = {"dense": (jax.tree.map(lambda y: y[:first], kv), None)}
+        xs["mixture"] = jax.tree.map(lambda y: y[first:], kv), kept
+        x, ys = scan_periods(model, {"dense": mixture_layer, "mixture": mixture_layer}, x, xs, **how)
+        both = ys["dense"][0], ys["mixture"][0]
+        kept = jax.tree.map(lambda *parts: jnp.concatenate(parts), *both)
+        return x, {"attention": kept, "delta": None}, ys["mixture"][1]
     x, (kept, observed) = scan_layers(model, body, x, (kv, kinds_of_layers(model.config), kept), **how)
     return x, {"attention": kept, "delta": None}, observed
 
@@ -338,11 +374,11 @@ def _prompts(
     model: Decoder, x: Array, lengths: Array, compute: Compute, *, remat: Remat, **more: Any
 ) -> tuple[PromptStates, Any]:
     """`run_prompts` for embedded prompts ``[B, K, L, D]``; ``more`` is for `_run_layers`."""
-    size, (attend_prompts, _) = x.shape[2], _attends(None, compute)
+    size, (attend_prompts, _) = x.shape[2], _attends(model, None, compute)
     here = (jnp.arange(size) < lengths[..., None]).astype(jnp.int32)
 
-    def attend(q, k, v, _, window):
-        return attend_prompts(q, k, v, here, None, window), (k, v)
+    def attend(q, k, v, _, window, logits):
+        return attend_prompts(q, k, v, here, None, window, logits), (k, v)
 
     def recur(layer, x, _):
         return layer.of_prompts(x, lengths)
@@ -384,9 +420,10 @@ def _before(rows: Rows, last: Array, x: Array) -> Array:
     return jnp.where(rows.offsets[..., None] == 0, first, before)
 
 
-def _attends(rows: Rows | None, compute: Compute) -> tuple[att.Attend, att.Attend]:
+def _attends(model: Decoder, rows: Rows | None, compute: Compute) -> tuple[att.Attend, att.Attend]:
     """The attention of prompts and that of rows."""
-    attend = att.pick(compute.attention, dtype=compute.dtype, mesh=compute.mesh, platform=compute.platform)
+    plain, where = model.config.plain_logits, {"mesh": compute.mesh, "platform": compute.platform}
+    attend = att.pick(compute.attention, dtype=compute.dtype, plain=plain, **where)
     if rows is None or rows.gather is None:
         return attend, attend
     return attend, att.by_completion(attend, rows.gather, rows.token_prompt)
@@ -412,13 +449,13 @@ def _after_prompts(
 ) -> tuple[Array, Array, Any]:
     """Runs rows whose prompts were read before. Returns the normed states after each prompt ``[B, K, D]`` and after
     each token of the rows, and what ``observe`` makes of the routing of these tokens."""
-    _, attend_rows = _attends(rows, compute)
+    _, attend_rows = _attends(model, rows, compute)
 
-    def attend(q, k, v, prompt, window):
+    def attend(q, k, v, prompt, window, logits):
         pk, pv = prompt
         with jax.named_scope("row_attention"):
             prefix = att.Prefix(pk, pv, rows.prompt_lengths, rows.token_prompt[..., 0])
-            return attend_rows(q, k, v, rows.segments, prefix, _of_rows(window, rows)), None
+            return attend_rows(q, k, v, rows.segments, prefix, _of_rows(window, rows), logits), None
 
     def recur(layer, x, prompts):
         return layer.of_rows(x, rows, prompts), None
@@ -435,7 +472,7 @@ def _with_prompts(
 ) -> tuple[Array, Array, Any]:
     """`_after_prompts` for prompts that were not read. Prompts and rows are one stream of tokens, so that each weight
     has one matmul, and one for its gradient."""
-    attend_prompts, attend_rows = _attends(rows, compute)
+    attend_prompts, attend_rows = _attends(model, rows, compute)
     length, (b, k, l), (r, s) = rows.prompt_lengths, rows.prompts.shape, rows.tokens.shape[1:]
     here = (jnp.arange(l) < length[..., None]).astype(jnp.int32)
 
@@ -447,13 +484,13 @@ def _with_prompts(
     def part(x):
         return x[:, : k * l].reshape(b, k, l, *x.shape[2:]), x[:, k * l :].reshape(b, r, s, *x.shape[2:])
 
-    def attend(q, k, v, _, window):
+    def attend(q, k, v, _, window, logits):
         (qp, qc), (kp, kc), (vp, vc) = part(q), part(k), part(v)
         with jax.named_scope("prompt_attention"):
-            op = attend_prompts(qp, kp, vp, here, None, window)
+            op = attend_prompts(qp, kp, vp, here, None, window, logits)
         with jax.named_scope("row_attention"):
             prefix = att.Prefix(kp, vp, length, rows.token_prompt[..., 0])
-            oc = attend_rows(qc, kc, vc, rows.segments, prefix, _of_rows(window, rows))
+            oc = attend_rows(qc, kc, vc, rows.segments, prefix, _of_rows(window, rows), logits)
         return join(op, oc), None
 
     def recur(layer, x, _):
@@ -510,6 +547,7 @@ def score(
         logits_bytes=compute.logits_bytes,
         with_entropy=entropy,
         unused=model.config.unused_rows,
+        cap=model.config.logits_cap,
         mesh=compute.mesh,
     )
     logps = logps.reshape(b, r, s)
@@ -522,4 +560,4 @@ def logits(model: Decoder, hidden: Array, compute: Compute) -> Array:
     w = model.unembed
     if not isinstance(w, quantised.Int8):
         w = gather_weight(w, compute.mesh, jnp.dtype(compute.dtype), *DECODER["embed"].axes)
-    return mask_unused(quantised.unembed(hidden, w), model.config.unused_rows)
+    return mask_unused(att.capped(quantised.unembed(hidden, w), model.config.logits_cap), model.config.unused_rows)

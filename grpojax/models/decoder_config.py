@@ -58,7 +58,17 @@ class Experts:
       chosen: how many of them a token goes to: those of highest probability under the router's softmax over all.
       size: width of one expert.
       renormalised: whether the probabilities of the chosen, which weigh what they give, are scaled to add up to 1.
-      shared: width of one more expert that every token goes to, weighed by the sigmoid of a gate; 0 without one.
+      shared: width of one more expert that every token goes to; 0 without one.
+      shared_gate: whether the sigmoid of a gate weighs what that expert gives.
+      sigmoid: whether an expert's probability is the sigmoid of its logit, not a share of a softmax.
+      corrected: whether the choice is by probabilities plus a correction, a weight that no gradient changes.
+      groups, groups_chosen: experts are chosen among those of a few groups of neighbours: the groups whose two highest
+        corrected probabilities have the highest sum.
+      scale: factor of what all chosen experts give.
+      biased: whether the router's and the experts' products have biases.
+      limit: 0, or the limit of an expert's SwiGLU ``(up + 1) gate sigmoid(alpha gate)``, with ``gate`` at most that
+        and ``up`` at most that from 0.
+      alpha: see ``limit``.
     """
 
     count: int
@@ -66,13 +76,35 @@ class Experts:
     size: int
     renormalised: bool = True
     shared: int = 0
+    shared_gate: bool = True
+    sigmoid: bool = False
+    corrected: bool = False
+    groups: int = 1
+    groups_chosen: int = 1
+    scale: float = 1.0
+    biased: bool = False
+    limit: float = 0.0
+    alpha: float = 1.702
 
     def __post_init__(self):
         if not 1 <= self.chosen <= self.count:
             raise UserError(f"num_experts_per_tok {self.chosen}: must be from 1 to num_experts {self.count}")
+        if self.count % self.groups or not 1 <= self.groups_chosen <= self.groups:
+            raise UserError(
+                f"n_group {self.groups}, topk_group {self.groups_chosen}: groups must divide {self.count} experts, and "
+                "no more can be chosen than there are"
+            )
+        if self.groups > 1 and (
+            self.count // self.groups < 2 or self.chosen > self.groups_chosen * (self.count // self.groups)
+        ):
+            raise UserError(
+                f"n_group {self.groups}: groups need two experts, and those chosen all {self.chosen} of a token's"
+            )
 
 
-Kind = Literal["attention", "delta"]  # what a layer mixes its tokens by
+# What a layer mixes its tokens by. Where only the first layers have an MLP and all others experts, all layers attend,
+# and are of the last two kinds.
+Kind = Literal["attention", "delta", "dense", "mixture"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,7 +186,12 @@ class DecoderConfig:
     residual_multiplier: float = 1.0  # of what attention and MLP add
     logits_divisor: float = 1.0
     unused_rows: tuple[tuple[int, int], ...] = ()
-    experts: Experts | None = None  # in every layer, in place of an MLP of intermediate_size
+    query_growth: float = 0.0  # b: queries grow by 1 + b log(1 + floor(position / original_positions of the scaling))
+    attention_cap: float = 0.0  # c: a query's products with keys become c tanh(product / c); 0 has no cap
+    logits_cap: float = 0.0  # the same for logits
+    sinks: bool = False  # one more logit of each head in attention, which gives no value
+    experts: Experts | None = None  # in place of an MLP of intermediate_size, but for the first layers:
+    dense_layers: int = 0  # how many of the first layers have an MLP all the same
     output_gate: bool = False  # attention's output is multiplied by the sigmoid of a gate, which "q_gated" gives too
     delta: DeltaNet | None = None  # in some layers, in place of attention
 
@@ -183,6 +220,17 @@ class DecoderConfig:
                 f"all {self.num_layers} layers are of one kind, with attention in {list(self.delta.attention_layers)}; "
                 "a model with delta nets needs both kinds"
             )
+        if self.query_growth and not isinstance(self.rope_scaling, Llama3Scaling | YarnScaling):
+            raise UserError("queries that grow with positions need a scaling with original positions")
+        if self.dense_layers and not (self.experts is not None and self.dense_layers < self.num_layers):
+            raise UserError(
+                f"first_k_dense_replace {self.dense_layers}: of {self.num_layers} layers some must have experts"
+            )
+        if self.dense_layers and (self.windowed_layers or self.unrotated_layers or self.mlp_bias):
+            raise UserError(
+                f"family {self.family!r}: first layers without experts beside windows, unrotated layers or biases of "
+                "the MLP are not supported"
+            )
         unlike = self.experts is not None or self.unrotated_layers or self.windowed_layers
         if self.delta is not None and unlike:
             raise UserError(
@@ -193,12 +241,13 @@ class DecoderConfig:
     def kinds(self) -> tuple[Kind, ...]:
         """The kind of each layer."""
         if self.delta is None:
-            return ("attention",) * self.num_layers
+            rest = self.num_layers - self.dense_layers
+            return ("dense",) * self.dense_layers + ("mixture" if self.dense_layers else "attention",) * rest
         there = self.delta.attention_layers
         return tuple("attention" if i in there else "delta" for i in range(self.num_layers))
 
-    def layers_of(self, kind: Kind | None) -> tuple[int, ...]:
-        """The layers of one kind; None is all layers.
+    def layers_of(self, kind: Kind) -> tuple[int, ...]:
+        """The layers of one kind; "attention" are all that attend, and "mixture" all that have experts.
 
         Example:
           >>> delta = DeltaNet(key_heads=1, value_heads=2, key_size=4, value_size=4, taps=4, attention_layers=(3, 7))
@@ -207,12 +256,17 @@ class DecoderConfig:
           >>> config.layers_of("attention"), config.layers_of("delta"), config.period
           ((3, 7), (0, 1, 2, 4, 5, 6), ('delta', 'delta', 'delta', 'attention'))
         """
-        return tuple(i for i, mine in enumerate(self.kinds) if kind in (None, mine))
+        if kind == "attention":
+            return tuple(i for i, mine in enumerate(self.kinds) if mine != "delta")
+        if kind == "mixture":
+            return tuple(range(self.dense_layers, self.num_layers)) if self.mixture else ()
+        return tuple(i for i, mine in enumerate(self.kinds) if mine == kind)
 
     @property
     def period(self) -> tuple[Kind, ...]:
-        """The shortest run of kinds that gives those of all layers when it is repeated."""
-        kinds, n = self.kinds, self.num_layers
+        """The shortest run of kinds that gives those of all layers when it is repeated, without the first layers that
+        have an MLP in place of experts."""
+        kinds, n = self.kinds[self.dense_layers :], self.num_layers - self.dense_layers
         size = next(size for size in range(1, n + 1) if n % size == 0 and kinds == kinds[:size] * (n // size))
         return kinds[:size]
 
@@ -222,19 +276,44 @@ class DecoderConfig:
         return not self.tie_embeddings
 
     @property
+    def uniform(self) -> bool:
+        """Whether all layers have the same weights."""
+        return not self.hybrid and not self.dense_layers
+
+    @property
     def dense(self) -> bool:
-        """Whether a layer's MLP is one for all tokens."""
-        return self.experts is None
+        """Whether some layer's MLP is one for all tokens."""
+        return self.experts is None or self.dense_layers > 0
 
     @property
     def mixture(self) -> bool:
-        """Whether a layer's MLP is a mixture of experts."""
+        """Whether some layer has a mixture of experts."""
         return self.experts is not None
 
     @property
     def shared_expert(self) -> bool:
         """Whether a layer has an expert that every token goes to."""
         return self.experts is not None and self.experts.shared > 0
+
+    @property
+    def shared_gate(self) -> bool:
+        """Whether a gate weighs what that expert gives."""
+        return self.shared_expert and self.experts is not None and self.experts.shared_gate
+
+    @property
+    def corrected_choice(self) -> bool:
+        """Whether a correction is added to the probabilities that experts are chosen by."""
+        return self.experts is not None and self.experts.corrected
+
+    @property
+    def biased_experts(self) -> bool:
+        """Whether router and experts have biases."""
+        return self.experts is not None and self.experts.biased
+
+    @property
+    def plain_logits(self) -> bool:
+        """Whether attention has neither sinks nor a cap."""
+        return not self.sinks and not self.attention_cap
 
     @property
     def plain_queries(self) -> bool:

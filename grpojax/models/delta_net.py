@@ -322,7 +322,7 @@ def by_layer(weights: Mapping[str, Sequence[Any]], kinds: Sequence[Kind]) -> lis
       [{'attn_norm': 1, 'delta_q': 5}, {'attn_norm': 2, 'q': 4}, {'attn_norm': 3, 'delta_q': 6}]
     """
     left = {name: iter(values) for name, values in weights.items()}
-    return [{name: next(left[name]) for name in left if DECODER[name].kind in (None, kind)} for kind in kinds]
+    return [{name: next(left[name]) for name in left if DECODER[name].of(kind)} for kind in kinds]
 
 
 # ------------------------------------------------------------------------------------------------------- slots

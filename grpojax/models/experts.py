@@ -6,7 +6,7 @@ rounded probability can choose another expert.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -29,7 +29,7 @@ class Routing(NamedTuple):
     Attributes:
       chosen: ``[n, k]`` int32, the experts of each token, the most probable first.
       weights: ``[n, k]`` float32, the weights of these experts' outputs.
-      probabilities: ``[n, E]`` float32, the router's softmax.
+      probabilities: ``[n, E]`` float32, the router's softmax, or its sigmoids over their sum.
     """
 
     chosen: Array
@@ -37,26 +37,56 @@ class Routing(NamedTuple):
     probabilities: Array
 
 
-def route(h: Array, router: Array, experts: Experts, kept: Array | None = None) -> Routing:
-    """Sends tokens ``h [n, D]`` to experts; ``router [D, E]`` float32.
+class Router(NamedTuple):
+    """A router's weights, float32: its kernel ``[D, E]``; its bias and the correction of its choices, ``[E]``, each
+    None if it has none."""
+
+    kernel: Array
+    bias: Array | None = None
+    correction: Array | None = None
+
+
+def route(h: Array, router: Router, experts: Experts, kept: Array | None = None) -> Routing:
+    """Sends tokens ``h [n, D]`` to experts.
 
     ``kept [n, k]`` are choices of an earlier forward (`kept_choices`). They replace the router's own. The weights are
     always the router's.
 
     Example:
-      >>> routing = route(jnp.ones((1, 1)), jnp.log(jnp.array([[1.0, 6.0, 2.0]])), Experts(count=3, chosen=2, size=7))
+      >>> router = Router(jnp.log(jnp.array([[1.0, 6.0, 2.0]])))
+      >>> routing = route(jnp.ones((1, 1)), router, Experts(count=3, chosen=2, size=7))
       >>> routing.chosen.tolist(), routing.weights.round(2).tolist()
       ([[1, 2]], [[0.75, 0.25]])
     """
-    probabilities = jax.nn.softmax(jnp.matmul(h.astype(jnp.float32), router, precision="highest"))
-    weights, chosen = jax.lax.top_k(probabilities, experts.chosen)
+    logits = jnp.matmul(h.astype(jnp.float32), router.kernel, precision="highest")
+    logits = logits if router.bias is None else logits + router.bias
+    scores = jax.nn.sigmoid(logits) if experts.sigmoid else jax.nn.softmax(logits)
+    by = _in_groups(scores if router.correction is None else scores + router.correction, experts)
+    weights, chosen = jax.lax.top_k(by, experts.chosen)
     if kept is not None:
         kept = kept.astype(chosen.dtype)
         chosen = jnp.where(kept < experts.count, kept, chosen)
-        weights = jnp.take_along_axis(probabilities, chosen, -1)
+    if kept is not None or by is not scores:
+        weights = jnp.take_along_axis(scores, chosen, -1)
     if experts.renormalised:
-        weights = weights / weights.sum(-1, keepdims=True)
+        weights = weights / (weights.sum(-1, keepdims=True) + (_TINY if experts.sigmoid else 0.0))
+    weights = weights if experts.scale == 1 else weights * experts.scale
+    probabilities = scores / (scores.sum(-1, keepdims=True) + _TINY) if experts.sigmoid else scores
     return Routing(chosen, weights, probabilities)
+
+
+_TINY = 1e-20  # as in DeepSeek-V3: all sigmoids may be 0
+
+
+def _in_groups(scores: Array, experts: Experts) -> Array:
+    """Scores ``[n, E]`` with -inf outside of the groups that each token's experts are chosen from."""
+    if experts.groups == experts.groups_chosen:
+        return scores
+    by_group = scores.reshape(len(scores), experts.groups, -1)
+    of_group = jax.lax.top_k(by_group, 2)[0].sum(-1)
+    groups = jax.lax.top_k(of_group, experts.groups_chosen)[1]
+    there = (groups[..., None] == jnp.arange(experts.groups, dtype=groups.dtype)).any(1)
+    return jnp.where(there[..., None], by_group, -jnp.inf).reshape(scores.shape)
 
 
 def kept_choices(routing: Routing) -> Array:
@@ -77,11 +107,37 @@ def choice_dtype(count: int) -> Any:
 
 Observe = Callable[[Routing], Any]  # of a layer's tokens, to any pytree of arrays
 
+
+class Biased(NamedTuple):
+    """A product of each expert with a bias: its kernel ``[E, in, out]`` and its bias ``[E, out]``."""
+
+    kernel: quantised.Matrix
+    bias: Array
+
+
+Kernel = quantised.Matrix | Biased
+
+
+class Inner(NamedTuple):
+    """What an expert does between its products; see `Experts.limit`."""
+
+    limit: float = 0.0
+    alpha: float = 1.702
+
+    def __call__(self, gate: Array, up: Array) -> Array:
+        if not self.limit:
+            return gated(gate, up)
+        gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
+        return (up + 1) * (gate * jax.nn.sigmoid(self.alpha * gate))
+
+
+_SWIGLU = Inner()
+
 # (tokens [n, D], routing, gate and up [E, D, F], down [E, F, D]) -> the experts' weighted outputs, [n, D] float32.
-Apply = Callable[[Array, Routing, quantised.Matrix, quantised.Matrix, quantised.Matrix], Array]
+Apply = Callable[..., Array]
 
 
-def grouped(h: Array, routing: Routing, gate: quantised.Matrix, up: quantised.Matrix, down: quantised.Matrix) -> Array:
+def grouped(h: Array, routing: Routing, gate: Kernel, up: Kernel, down: Kernel, inner: Inner = _SWIGLU) -> Array:
     """Runs each expert on its own tokens: sorts the tokens by expert, and multiplies them in a grouped matmul."""
     (n, k), expert = routing.chosen.shape, routing.chosen.reshape(-1)
     order = jnp.argsort(expert)
@@ -89,14 +145,16 @@ def grouped(h: Array, routing: Routing, gate: quantised.Matrix, up: quantised.Ma
     count = jax.tree.leaves(gate)[0].shape[0]
     sizes = (expert[:, None] == jnp.arange(count, dtype=jnp.int32)).sum(0, dtype=jnp.int32)
 
-    def product(x: Array, w: quantised.Matrix) -> Array:
+    def product(x: Array, w: Kernel) -> Array:
+        if isinstance(w, Biased):
+            return product(x, w.kernel) + w.bias[expert[order]]
         if not isinstance(w, quantised.Int8):
             return jax.lax.ragged_dot(x, w, sizes)
         y = jax.lax.ragged_dot(x, w.values.astype(x.dtype), sizes, preferred_element_type=jnp.float32)
         return (y * w.scale[expert[order]]).astype(x.dtype)
 
     x = _permuted(jnp.broadcast_to(h[:, None], (n, k, h.shape[-1])).reshape(n * k, -1), order, back)
-    y = _permuted(product(gated(product(x, gate), product(x, up)), down), back, order)
+    y = _permuted(product(inner(product(x, gate), product(x, up)), down), back, order)
     return (y.reshape(n, k, -1).astype(jnp.float32) * routing.weights[..., None]).sum(1)
 
 
@@ -109,10 +167,12 @@ def _permuted(x, order, back):
 _permuted.defvjp(lambda x, order, back: (x[order], back), lambda back, g: (g[back], None, None))
 
 
-def every(h: Array, routing: Routing, gate: quantised.Matrix, up: quantised.Matrix, down: quantised.Matrix) -> Array:
+def every(h: Array, routing: Routing, gate: Kernel, up: Kernel, down: Kernel, inner: Inner = _SWIGLU) -> Array:
     """Runs each expert on every token. This does the work of all experts. `grouped` must give the same result."""
 
-    def product(w: quantised.Matrix) -> Array:
+    def product(w: Kernel) -> Array:
+        if isinstance(w, Biased):
+            return product(w.kernel) + w.bias[:, None]
         if not isinstance(w, quantised.Int8):
             return jnp.einsum("nd,edf->enf", h, w)
         y = jnp.einsum("nd,edf->enf", h, w.values.astype(h.dtype), preferred_element_type=jnp.float32)
@@ -120,11 +180,19 @@ def every(h: Array, routing: Routing, gate: quantised.Matrix, up: quantised.Matr
 
     chosen = routing.chosen[..., None] == jnp.arange(routing.probabilities.shape[-1], dtype=jnp.int32)  # [n, k, E]
     weights = jnp.where(chosen, routing.weights[..., None], 0.0).sum(1)
-    mid = gated(product(gate), product(up))
+    mid = inner(product(gate), product(up))
     mid = (mid.astype(jnp.float32) * weights.T[..., None]).astype(h.dtype)
+    if isinstance(down, Biased):
+        bias = jnp.einsum("ne,ed->nd", weights, down.bias.astype(jnp.float32), precision="highest")
+        return _summed(mid, down.kernel) + bias
+    return _summed(mid, down)
+
+
+def _summed(mid: Array, down: quantised.Matrix) -> Array:
+    """The sum over experts of their last products with ``mid [E, n, F]``, float32."""
     if not isinstance(down, quantised.Int8):
         return jnp.einsum("enf,efd->nd", mid, down, preferred_element_type=jnp.float32)
-    y = jnp.einsum("enf,efd->end", mid, down.values.astype(h.dtype), preferred_element_type=jnp.float32)
+    y = jnp.einsum("enf,efd->end", mid, down.values.astype(mid.dtype), preferred_element_type=jnp.float32)
     return (y * down.scale[:, None]).sum(0)
 
 
@@ -198,7 +266,22 @@ def _of_completion(x: Array, rows: Rows) -> Array:
     return total / (last - first + 1).astype(jnp.float32)[..., None]
 
 
-_ROUTED = ("router", "expert_gate", "expert_up", "expert_down")
+_ROUTED = (
+    *("router", "router_bias", "router_correction", "expert_gate", "expert_gate_bias"),
+    *("expert_up", "expert_up_bias", "expert_down", "expert_down_bias"),
+)
+
+
+def _joined(w: Mapping[str, Any], *, first: Any = 1) -> tuple[Router, list[Kernel]]:
+    """The router, and the kernels of gate, up and down, out of the weights by name. The last bias is multiplied by
+    ``first``, which is 0 where another device adds it."""
+    kernels: list[Kernel] = []
+    for name in ("expert_gate", "expert_up", "expert_down"):
+        bias = w.get(f"{name}_bias")
+        if bias is not None and name == "expert_down":
+            bias = bias * jnp.asarray(first, bias.dtype)
+        kernels.append(w[name] if bias is None else Biased(w[name], bias))
+    return Router(w["router"], w.get("router_bias"), w.get("router_correction")), kernels
 
 
 class MixtureLayer(Layer):
@@ -223,6 +306,9 @@ class MixtureLayer(Layer):
             y, self.routing = self._routed(h)
         if self.experts.shared:
             with jax.named_scope("shared_expert"):
+                if not self.experts.shared_gate:
+                    y = y + self._linear(gated(*self._linears(h, "shared_gate", "shared_up")), "shared_down")
+                    return self._add(x, y, "mlp_after_norm")
                 gate = jnp.matmul(h.astype(jnp.float32), cast(Array, self.w["shared_router"]), precision="highest")
                 shared = self._linear(gated(*self._linears(h, "shared_gate", "shared_up")), "shared_down")
                 y = y + (jax.nn.sigmoid(gate) * shared.astype(jnp.float32)).astype(x.dtype)
@@ -231,24 +317,28 @@ class MixtureLayer(Layer):
     def _routed(self, h: Array) -> tuple[Array, Routing]:
         """The experts' output for ``h [..., D]``. Each shard sorts its own tokens; no token leaves its shard."""
 
-        def run(h: Array, kept: Array | None, router: Array, *weights: quantised.Matrix) -> tuple[Array, Routing]:
+        inner, names = Inner(self.experts.limit, self.experts.alpha), [n for n in _ROUTED if n in self.w]
+
+        def run(h: Array, kept: Array | None, *weights: Any, first: Any = 1) -> tuple[Array, Routing]:
             rows = h.reshape(-1, h.shape[-1])
+            router, kernels = _joined(dict(zip(names, weights, strict=True)), first=first)
             routing = route(rows, router, self.experts, None if kept is None else kept.reshape(len(rows), -1))
             if self.mesh is not None:  # so that the gradient is summed over ``tensor`` by token, not by choice
                 rows = jax.lax.pcast(rows, "tensor", to="varying")
-            y = pick(self.compute, len(rows))(rows, routing, *weights).astype(h.dtype)
+            y = pick(self.compute, len(rows))(rows, routing, *kernels, inner).astype(h.dtype)
             return y.reshape(h.shape), jax.tree.map(lambda x: x.reshape(*h.shape[:-1], -1), routing)
 
         def whole(h: Array, kept: Array | None, *weights: Any) -> tuple[Array, Routing]:
-            y, routing = run(h, kept, *jax.tree.map(lambda w: w[0], weights))
+            here = jax.lax.axis_index("tensor") == 0 if self.experts.biased else 1
+            y, routing = run(h, kept, *jax.tree.map(lambda w: w[0], weights), first=here)
             return jax.lax.psum(y, "tensor"), routing
 
-        weights = [self.w[name] for name in _ROUTED]
+        weights = [self.w[name] for name in names]
         if self.mesh is None:
             return run(h, self.kept, *weights)
         shards = spec(("shard",), ROLLOUT)
-        copies = [_copies(w, self.mesh, name) for name, w in zip(_ROUTED, weights, strict=True)]
-        cuts = [_cut_copies(name, w) for name, w in zip(_ROUTED, weights, strict=True)]
+        copies = [_copies(w, self.mesh, name) for name, w in zip(names, weights, strict=True)]
+        cuts = [_cut_copies(name, w) for name, w in zip(names, weights, strict=True)]
         run_shards = jax.shard_map(whole, mesh=self.mesh, in_specs=(shards, shards, *cuts), out_specs=shards)
         return run_shards(h, self.kept, *copies)
 
@@ -268,6 +358,8 @@ def _sum_of_copies(mesh: Mesh, name: str, _: None, g: Array) -> tuple[Array]:
     axes = DECODER[name].axes[1:]
 
     def own_part(g: Array) -> Array:
+        if "embed" not in axes:
+            return jax.lax.psum(g[0], ("fsdp", "data"))
         part = jax.lax.psum_scatter(g[0], "fsdp", scatter_dimension=axes.index("embed"), tiled=True)
         return jax.lax.psum(part, "data")
 
@@ -293,7 +385,7 @@ def _cut(name: str, w: Any) -> Any:
 
 
 def layer(
-    block: Block,
+    block: Block | Mapping[str, Any],
     config: DecoderConfig,
     compute: Compute,
     one: Array | None = None,
@@ -301,13 +393,13 @@ def layer(
     separately: bool = False,
     kept: Array | None = None,
 ) -> Layer:
-    """The block's weights, gathered and cast: a `Layer`, or a `MixtureLayer` for a mixture of experts.
+    """The block's weights, gathered and cast: a `Layer`, or a `MixtureLayer` if they have a router.
 
     Raises:
       ValueError: there are choices of experts (`MixtureLayer.kept`), but no experts.
     """
-    weights = nnx.to_pure_dict(nnx.state(block))
-    if config.experts is None:
+    weights = block if isinstance(block, Mapping) else nnx.to_pure_dict(nnx.state(block))
+    if "router" not in weights:
         if kept is not None:
             raise ValueError("choices of experts for a decoder without experts")
         return Layer(weights, config, compute, one, separately=separately)

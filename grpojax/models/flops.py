@@ -74,8 +74,8 @@ def _layer_weights(c: DecoderConfig, kind: Kind, experts: int) -> int:
     """Weights of the matrices of one layer with ``experts`` of its experts."""
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     width, router = c.intermediate_size, 0
-    if c.experts is not None:
-        width, router = experts * c.experts.size + c.experts.shared, c.experts.count + c.shared_expert
+    if c.experts is not None and kind != "dense":
+        width, router = experts * c.experts.size + c.experts.shared, c.experts.count + c.shared_gate
     mixer = (2 + c.output_gate) * q + 2 * kv
     if kind == "delta" and (d := c.delta) is not None:
         mixer = 2 * d.key_heads * d.key_size + 3 * d.value_heads * d.value_size + 2 * d.value_heads

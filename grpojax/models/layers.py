@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,9 @@ from flax import nnx
 
 from grpojax.models import kv_heads, quantised
 from grpojax.models.adapters import Adapted
+from grpojax.models.attention import Logits
 from grpojax.models.compute import Compute
-from grpojax.models.decoder_config import DecoderConfig, LinearScaling, RopeScaling, YarnScaling
+from grpojax.models.decoder_config import DecoderConfig, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from grpojax.models.sharding import ROLLOUT, constrain, gather_weight
 from grpojax.models.weight_table import DECODER, initial, layers_with, present
 from grpojax.types import Array
@@ -29,7 +30,7 @@ class Block(nnx.Module):
 
 
 class HybridBlocks(nnx.Module):
-    """The weights of all layers of a decoder with layers of two kinds: each is stacked over the layers that have it."""
+    """The weights of a decoder whose layers are not all alike: each is stacked over the layers that have it."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         for name, weight in present(DECODER, config).items():
@@ -121,18 +122,28 @@ class RopeTables(NamedTuple):
     Attributes:
       usual: for all layers, or for those without a window.
       windowed: for layers with a window; None if they use the same.
+      growth: ``[..., 1, 1]``, what queries are multiplied by; None if they do not grow with positions.
     """
 
     usual: tuple[Array, Array]
     windowed: tuple[Array, Array] | None = None
+    growth: Array | None = None
 
 
 def rope_tables(config: DecoderConfig, positions: Array) -> RopeTables:
     """The `RopeTables` of positions ``[...]``."""
     usual = _rope_table(config, config.rope_theta, config.rope_scaling, positions)
-    if config.window_theta is None:
-        return RopeTables(usual)
-    return RopeTables(usual, _rope_table(config, config.window_theta, None, positions))
+    windowed = None if config.window_theta is None else _rope_table(config, config.window_theta, None, positions)
+    return RopeTables(usual, windowed, _growth(config, positions))
+
+
+def _growth(config: DecoderConfig, positions: Array) -> Array | None:
+    """`RopeTables.growth` of positions ``[...]``."""
+    scaling = config.rope_scaling
+    if not config.query_growth or not isinstance(scaling, Llama3Scaling | YarnScaling):
+        return None
+    times = jnp.floor(positions[..., None, None].astype(jnp.float32) / scaling.original_positions)
+    return 1 + config.query_growth * jnp.log(1 + times)
 
 
 def _rope_table(
@@ -180,8 +191,14 @@ def kinds_of_layers(config: DecoderConfig) -> LayerKind:
     )
 
 
-def tables_of_layer(tables: RopeTables, kind: LayerKind) -> tuple[Array, Array]:
-    """The cosine and sine that a layer uses: those of angle 0 if it does not rotate."""
+def tables_of_layer(tables: RopeTables, kind: LayerKind) -> tuple[Array, ...]:
+    """The cosine and sine that a layer uses: those of angle 0 if it does not rotate. If queries grow with positions,
+    their factor is the third."""
+    grown = () if tables.growth is None else (tables.growth,)
+    return (*_cos_sin(tables, kind), *grown)
+
+
+def _cos_sin(tables: RopeTables, kind: LayerKind) -> tuple[Array, Array]:
     cos, sin = tables.usual
     if kind.windowed is not None and tables.windowed is not None:
         cos, sin = (jnp.where(kind.windowed, *both) for both in zip(tables.windowed, tables.usual, strict=True))
@@ -325,7 +342,14 @@ class Layer:
             made.append(self._linear(x, name))
         return made
 
-    def qkv(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    @property
+    def logits(self) -> Logits | None:
+        """What attention does to its logits; None if nothing."""
+        if self.config.plain_logits:
+            return None
+        return Logits(self.config.attention_cap, cast(Array, self.w["sinks"]) if self.config.sinks else None)
+
+    def qkv(self, x: Array, tables: tuple[Array, ...]) -> tuple[Array, Array, Array]:
         """Computes rotated q ``[..., H, d]`` and k, and v ``[..., Hkv, d]``, from ``x [..., D]``."""
         c, w = self.config, self.w
         with jax.named_scope("qkv"):
@@ -339,18 +363,19 @@ class Layer:
             if c.qk_norm:
                 q, k = norm(q, w["q_norm"], c), norm(k, w["k_norm"], c)
             q, k = pairs_as_halves(q, c), pairs_as_halves(k, c)
-            q, k = rotate(q, self._query_tables(tables)), rotate(k, tables)
+            q, k = rotate(q, self._query_tables(tables)), rotate(k, (tables[0], tables[1]))
             if c.qk_norm_rotated:
                 q, k = norm(q, w["q_rotated_norm"], c), norm(k, w["k_rotated_norm"], c)
             return q, k, v
 
-    def _query_tables(self, tables: tuple[Array, Array]) -> tuple[Array, Array]:
+    def _query_tables(self, tables: tuple[Array, ...]) -> tuple[Array, Array]:
         """The tables for queries. Attention divides by the root of head_dim; if the config has another multiplier, the
-        tables correct for it."""
-        if self.config.attention_multiplier is None:
-            return tables
-        factor = self.config.attention_multiplier * self.config.head_dim**0.5
-        return tables[0] * factor, tables[1] * factor
+        tables correct for it. So they do if queries grow with positions."""
+        cos, sin, *growth = tables
+        if self.config.attention_multiplier is not None:
+            factor = self.config.attention_multiplier * self.config.head_dim**0.5
+            cos, sin = cos * factor, sin * factor
+        return (cos * growth[0], sin * growth[0]) if growth else (cos, sin)
 
     def _read(self, x: Array, name: str) -> Array:
         """The residual stream as attention or the MLP reads it; ``name`` is that of the norm before it."""

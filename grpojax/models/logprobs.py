@@ -55,6 +55,7 @@ def token_scores(
     logits_bytes: int = _LOGITS_BYTES,
     with_entropy: bool | Literal["value"] = False,
     unused: UnusedRows = (),
+    cap: float = 0.0,
     mesh: Mesh | None = None,
 ) -> tuple[Array, Array | None]:
     """Log-probability of each target under ``softmax(inverse_temperature * hidden @ weight.T)``.
@@ -73,6 +74,7 @@ def token_scores(
       logits_bytes: bytes of float32 logits.
       with_entropy: also return the entropy in nats; "value" returns it without a gradient, which is cheaper.
       unused: ranges of rows without a token.
+      cap: before the temperature, logits become ``cap * tanh(logit / cap)``; 0 leaves them as they are.
       mesh: shards are cut over ``data`` and ``fsdp``, and the vocabulary over ``tensor``.
 
     Returns:
@@ -80,7 +82,12 @@ def token_scores(
     """
     chunk = _chunk(hidden, weight, chunk, logits_bytes, mesh)
     how = _How(
-        inverse_temperature=inverse_temperature, chunk=chunk, unused=unused, mesh=mesh, with_entropy=with_entropy
+        inverse_temperature=inverse_temperature,
+        chunk=chunk,
+        unused=unused,
+        mesh=mesh,
+        with_entropy=with_entropy,
+        cap=cap,
     )
     with jax.named_scope("vocab"):
         logps, entropy = _scores(hidden, weight, targets, how)
@@ -129,6 +136,7 @@ class _How:
     unused: UnusedRows
     mesh: Mesh | None
     with_entropy: bool | Literal["value"] = False
+    cap: float = 0.0
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -153,20 +161,25 @@ def _blocks(weight, chunk, dtype):
 
 
 def _logits(hidden, block, start, targets, v, how):
-    """A block's weights, gathered; its logits; and a mask of the logits that belong to targets."""
-    first = 0
+    """A block's weights, gathered; its logits; a mask of the logits that belong to targets; and the derivative of the
+    logits by the products if there is a cap."""
+    first, slope = 0, None
     if how.mesh is not None:
         block = jax.lax.all_gather(block, "fsdp", axis=1, tiled=True)
         first = jax.lax.axis_index("tensor") * v
         targets = targets - first
-    z = jnp.einsum("bnd,vd->bnv", hidden, block, preferred_element_type=jnp.float32) * how.inverse_temperature
+    z = jnp.einsum("bnd,vd->bnv", hidden, block, preferred_element_type=jnp.float32)
+    if how.cap:
+        tanh = jnp.tanh(z / how.cap)
+        z, slope = how.cap * tanh, 1 - tanh * tanh
+    z = z * how.inverse_temperature
     entry = start + jax.lax.broadcasted_iota(jnp.int32, z.shape, 2)
     hit = entry == targets[..., None]
     if v % block.shape[0]:
         z, hit = jnp.where(entry < v, z, _MASKED), hit & (entry < v)
     if how.unused:
         z = mask_unused(z, how.unused, first + start + jnp.arange(block.shape[0], dtype=jnp.int32))
-    return block, z, hit
+    return block, z, hit, slope
 
 
 def _scores_fwd(hidden, weight, targets, how):
@@ -174,7 +187,7 @@ def _scores_fwd(hidden, weight, targets, how):
         def add(carry, start_block):
             top, total, weighted, chosen = carry
             start, block = start_block
-            _, z, hit = _logits(hidden, block, start, targets, weight.shape[0], how)
+            _, z, hit, _ = _logits(hidden, block, start, targets, weight.shape[0], how)
             highest = jnp.maximum(top, z.max(-1))
             rescale, e = jnp.exp(top - highest), jnp.exp(z - highest[..., None])
             chosen += jnp.where(hit, z, 0.0).sum(-1)
@@ -204,7 +217,7 @@ def _scores_bwd(how, saved, cotangents):
     def backward(hidden, weight, targets, lse, g_logp, *of_entropy):
         def add(dh, start_block):
             start, block = start_block
-            w, z, hit = _logits(hidden, block, start, targets, weight.shape[0], how)
+            w, z, hit, slope = _logits(hidden, block, start, targets, weight.shape[0], how)
             logp = z - lse[..., None]
             p = jnp.exp(logp)
             dz = g_logp[..., None] * (jnp.where(hit, 1.0, 0.0) - p)
@@ -214,6 +227,7 @@ def _scores_bwd(how, saved, cotangents):
                 dz = dz - g_entropy[..., None] * p * (logp + entropy[..., None])
             if how.unused:
                 dz = jnp.where(z > _MASKED, dz, 0.0)  # a masked logit is constant, also where it is a target
+            dz = dz if slope is None else dz * slope
             dz = (dz * how.inverse_temperature).astype(hidden.dtype)
             dh += jnp.einsum("bnv,vd->bnd", dz, w, preferred_element_type=jnp.float32)
             # Two-dimensional, like a layer's products (`grpojax.models.layers`); otherwise XLA:CPU transposes dz first.

@@ -30,6 +30,7 @@ TRAIN: Rules = {
     "shard": ("data", "fsdp"),
     "embed": ("fsdp",),
     "heads": ("tensor",),
+    "head_count": ("tensor",),
     "kv_heads": ("tensor",),
     "gated_heads": ("tensor",),
     "delta_keys": ("tensor",),

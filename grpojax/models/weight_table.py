@@ -48,11 +48,16 @@ class Weight(NamedTuple):
         """Whether one array has all layers, along its first axis."""
         return self.axes[0] == "layers"
 
-    @property
-    def kind(self) -> Kind | None:
-        """The kind of layers that have the weight; None if all have it."""
-        parts: dict[str, Kind] = {".self_attn.": "attention", ".linear_attn.": "delta"}
-        return next((kind for part, kind in parts.items() if part in (self.name or "")), None)
+    def of(self, kind: Kind) -> bool:
+        """Whether layers of a kind have the weight, if the decoder has it."""
+        name = self.name or ""
+        if ".self_attn." in name:
+            return kind != "delta"
+        if ".linear_attn." in name:
+            return kind == "delta"
+        if ".mlp." in name:
+            return kind != ("mixture" if self.when in ("dense", "mlp_bias") else "dense")
+        return True
 
     @property
     def lead(self) -> int:
@@ -108,6 +113,11 @@ def _kernel(rows: str, columns: str, name: str, *, residual: bool = False, **mor
     return Weight(("layers", rows, columns), init, f"model.layers.{{}}.{name}.weight", transposed=True, **more)
 
 
+def _expert_bias(axis: str, name: str) -> Weight:
+    name = f"model.layers.{{}}.mlp.experts.{{}}.{name}.bias"
+    return Weight(("layers", "experts", axis), zeros, name, when="biased_experts")
+
+
 def _expert(rows: str, columns: str, name: str, *, residual: bool = False) -> Weight:
     init, name = normal(rows, residual=residual), f"model.layers.{{}}.mlp.experts.{{}}.{name}.weight"
     return Weight(("layers", "experts", rows, columns), init, name, transposed=True, when="mixture")
@@ -150,6 +160,7 @@ DECODER: WeightTable = {
     "k_wide_norm": _norm("kv_heads", "self_attn.k_norm", "wide_qk_norm"),
     "v": _kernel("embed", "kv_heads", "self_attn.v_proj"),
     "v_bias": _bias("kv_heads", "self_attn.v_proj", "qkv_bias"),
+    "sinks": Weight(("layers", "head_count"), zeros, "model.layers.{}.self_attn.sinks", when="sinks", exact=True),
     "o": _kernel("heads", "embed", "self_attn.o_proj", residual=True),
     "o_bias": _bias("hidden", "self_attn.o_proj", "out_bias"),
     "attn_after_norm": _norm("hidden", "post_self_attn_layernorm", "norms_after"),
@@ -176,13 +187,26 @@ DECODER: WeightTable = {
     "down_bias": _bias("hidden", "mlp.down_proj", "mlp_bias"),
     "mlp_after_norm": _norm("hidden", "post_feedforward_layernorm", "norms_after"),
     "router": _kernel("embed", "choices", "mlp.gate", when="mixture", exact=True),
+    "router_bias": Weight(
+        ("layers", "choices"), zeros, "model.layers.{}.mlp.gate.bias", when="biased_experts", exact=True
+    ),
+    "router_correction": Weight(
+        ("layers", "choices"),
+        zeros,
+        "model.layers.{}.mlp.gate.e_score_correction_bias",
+        when="corrected_choice",
+        exact=True,
+    ),
     "expert_gate": _expert("embed", "expert_mlp", "gate_proj"),
+    "expert_gate_bias": _expert_bias("expert_mlp", "gate_proj"),
     "expert_up": _expert("embed", "expert_mlp", "up_proj"),
+    "expert_up_bias": _expert_bias("expert_mlp", "up_proj"),
     "expert_down": _expert("expert_mlp", "embed", "down_proj", residual=True),
+    "expert_down_bias": _expert_bias("hidden", "down_proj"),
     "shared_gate": _kernel("embed", "shared_mlp", "mlp.shared_expert.gate_proj", when="shared_expert"),
     "shared_up": _kernel("embed", "shared_mlp", "mlp.shared_expert.up_proj", when="shared_expert"),
     "shared_down": _kernel("shared_mlp", "embed", "mlp.shared_expert.down_proj", residual=True, when="shared_expert"),
-    "shared_router": _kernel("embed", "one", "mlp.shared_expert_gate", when="shared_expert", exact=True),
+    "shared_router": _kernel("embed", "one", "mlp.shared_expert_gate", when="shared_gate", exact=True),
     "norm": Weight(("hidden",), unit_norm, "model.norm.weight"),
     "head": Weight(("vocab", "embed"), normal("embed"), "lm_head.weight", when="own_head"),
 }
@@ -201,6 +225,7 @@ def sizes(config: DecoderConfig) -> dict[str, int]:
         "gated_heads": 2 * config.num_heads * config.head_dim,
         "kv_heads": config.num_kv_heads * config.head_dim,
         "head_dim": config.head_dim,
+        "head_count": config.num_heads,
         "mlp": config.intermediate_size,
         "experts": experts.count,
         "choices": experts.count,
@@ -222,7 +247,7 @@ def present(table: WeightTable, config: DecoderConfig) -> dict[str, Weight]:
 
 def layers_with(weight: Weight, config: DecoderConfig) -> tuple[int, ...]:
     """The layers that a stacked weight has, in their order along its first axis."""
-    return config.layers_of(weight.kind)
+    return tuple(i for i, kind in enumerate(config.kinds) if weight.of(kind))
 
 
 def initial(weight: Weight, config: DecoderConfig, rngs: nnx.Rngs) -> Array:
@@ -290,7 +315,8 @@ def check_mesh(config: DecoderConfig, mesh: Mesh | None) -> None:
     it may cut heads of keys and values (`grpojax.models.kv_heads`)."""
     mlps = [("intermediate_size", config.intermediate_size, "mlp")]
     if config.experts is not None:
-        mlps = [("moe_intermediate_size", config.experts.size, "expert_mlp")]
+        mlps = mlps if config.dense else []
+        mlps += [("moe_intermediate_size", config.experts.size, "expert_mlp")]
         mlps += [("shared_expert_intermediate_size", config.experts.shared, "shared_mlp")]
     if config.delta is not None:
         mlps += [("linear_num_key_heads", config.delta.key_heads, "delta_keys")]

@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jax.sharding import Mesh
 
+from grpojax.models.attention import capped
 from grpojax.models.sharding import TRAIN, spec
 from grpojax.types import Array, Scalar
 
@@ -33,17 +34,17 @@ def _wider(a, b):
     return max(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
 
 
-def _add(so_far, query, k, v, live, trans_b):
+def _add(so_far, query, k, v, live, trans_b, cap):
     """Continues a softmax ``(top, total, out)`` over more keys, and rescales it when a larger score turns up. ``live``
     is ``[1, keys]``, or ``[queries, keys]``."""
     top, total, out = so_far
-    scores = jnp.where(live, _dot(query, k.astype(query.dtype), trans_b=trans_b), -jnp.inf)
+    scores = jnp.where(live, capped(_dot(query, k.astype(query.dtype), trans_b=trans_b), cap), -jnp.inf)
     highest = jnp.maximum(top, scores.max(1))
     w, kept = jnp.exp(scores - highest[:, None]), jnp.exp(top - highest)
     return highest, kept * total + w.sum(1), kept[:, None] * out + _dot(w.astype(v.dtype), v)
 
 
-def _slot_kernel(position, count, q, keys, values, top, total, out, result, *, size: int, width: int, r: int, d: int):
+def _slot_kernel(position, count, q, keys, values, top, total, out, result, *, size, width, r, d, cap):
     """The queries of one slot and head, ``q [rows, columns]`` with ``[r, d]`` in use; ``keys [size, columns]``."""
     rows, columns = q.shape
     mine = jnp.arange(rows) < r
@@ -62,7 +63,7 @@ def _slot_kernel(position, count, q, keys, values, top, total, out, result, *, s
         live = jax.lax.rem(newest - start - jnp.arange(width) + size, size) < tokens
         at, read = (pl.ds(start, width), slice(None)), inside(live)
         k, v = (plgpu.load(x.at[at], mask=read, other=0.0) for x in (keys, values))
-        return _add(so_far, query, k, v, live[None], True)
+        return _add(so_far, query, k, v, live[None], True, cap)
 
     of_prompt = (
         plgpu.load(top, mask=mine, other=0.0),
@@ -73,7 +74,7 @@ def _slot_kernel(position, count, q, keys, values, top, total, out, result, *, s
     plgpu.store(result, (out / total[:, None]).astype(result.dtype), mask=inside(mine))
 
 
-def _prompt_kernel(length, q, keys, values, *rest, width: int, n: int, d: int):
+def _prompt_kernel(length, q, keys, values, *rest, width: int, n: int, d: int, cap: float):
     """A tile of a prompt's ``n`` queries, ``q [rows, columns]`` with ``d`` columns in use; ``keys [columns, L]``.
     ``rest`` are the results, and before them, where layers have windows, the first token that each query sees."""
     *first, top, total, out = rest
@@ -88,7 +89,7 @@ def _prompt_kernel(length, q, keys, values, *rest, width: int, n: int, d: int):
         k = plgpu.load(keys.at[slice(None), at], mask=real[:, None] & live[None], other=0.0)
         v = plgpu.load(values.at[at, slice(None)], mask=live[:, None] & real[None], other=0.0)
         seen = [live[None] & (place[None] >= since[:, None]) for since in sees] or [live[None]]
-        return _add(so_far, query, k, v, seen[0], False)
+        return _add(so_far, query, k, v, seen[0], False, cap)
 
     nothing = jnp.full(rows, _LOWEST), jnp.zeros(rows), jnp.zeros((rows, columns))
     sees = [plgpu.load(x, mask=mine, other=_NEVER) for x in first]
@@ -104,7 +105,7 @@ def _width(block: int, head_dim: int, itemsize: int) -> int:
     return min(block, room)
 
 
-@functools.partial(jax.jit, static_argnames=("mesh", "width", "rows", "num_warps", "num_stages"))
+@functools.partial(jax.jit, static_argnames=("mesh", "width", "rows", "num_warps", "num_stages", "cap"))
 def of_prompt(
     q: Array,
     keys: Array,
@@ -117,6 +118,7 @@ def of_prompt(
     rows: int = 64,
     num_warps: int = 4,
     num_stages: int = 2,
+    cap: float = 0.0,
 ) -> tuple[Array, Array, Array]:
     """The softmax over the prompts that `attend` continues: ``top``, ``sum(exp(s - top))``, ``sum(exp(s - top) v)``.
 
@@ -128,7 +130,7 @@ def of_prompt(
       mesh: as in `attend`.
       width: tokens read at a time, a power of two; 0 is 64, or fewer if fast memory has no room for them.
       rows: queries of a program, a power of two.
-      num_warps, num_stages: as in `attend`.
+      num_warps, num_stages, cap: as in `attend`.
 
     Returns:
       Float32 ``[R, Hkv, n]`` twice, and ``[R, Hkv, n, d]``. For a query that sees no token, ``top`` is below any score
@@ -141,7 +143,7 @@ def of_prompt(
     """
     n, d = q.shape[2:]
     rows, columns = min(rows, max(SHORTEST, pl.next_power_of_2(n))), max(SHORTEST, pl.next_power_of_2(d))
-    sizes = {"width": width or _width(64, d, keys.dtype.itemsize), "n": n, "d": d}
+    sizes = {"width": width or _width(64, d, keys.dtype.itemsize), "n": n, "d": d, "cap": cap}
     tiles = pl.cdiv(n, rows)
 
     def tile(*last):
@@ -181,7 +183,7 @@ def _on_devices(run: Callable[..., Any], mesh: Mesh | None, takes: Any, gives: A
     return jax.shard_map(on_device, mesh=mesh, in_specs=takes, out_specs=gives, check_vma=False)
 
 
-@functools.partial(jax.jit, static_argnames=("block", "mesh", "width", "num_warps", "num_stages"))
+@functools.partial(jax.jit, static_argnames=("block", "mesh", "width", "num_warps", "num_stages", "cap"))
 def attend(
     q: Array,
     keys: Array,
@@ -195,6 +197,7 @@ def attend(
     width: int = 0,
     num_warps: int = 2,
     num_stages: int = 2,
+    cap: float = 0.0,
 ) -> Array:
     """Continues a softmax over the prompt with the tokens in the cache.
 
@@ -214,6 +217,7 @@ def attend(
       width: positions read at a time, a power of two that divides ``block``. 0 is ``block``, or fewer if fast memory
         has no room for them because heads are wide.
       num_warps, num_stages: warps of a program, and blocks in flight at a time (`jax.experimental.pallas.triton`).
+      cap: scores become ``cap * tanh(score / cap)``; 0 leaves them as they are.
 
     Returns:
       ``[R, S, Hkv, r, d]`` in ``q``'s dtype. On a CPU the kernel is interpreted.
@@ -226,7 +230,7 @@ def attend(
     """
     r, d = q.shape[3:]
     size = keys.shape[3]
-    sizes = {"size": size, "width": width or _width(block, d, keys.dtype.itemsize), "r": r, "d": d}
+    sizes = {"size": size, "width": width or _width(block, d, keys.dtype.itemsize), "r": r, "d": d, "cap": cap}
     rows, columns = (max(SHORTEST, pl.next_power_of_2(n)) for n in (r, d))
 
     def of_slot(*shape):

@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
 from grpojax.models import sharding
-from grpojax.models.attention import FAR
+from grpojax.models.attention import FAR, Logits, capped
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.layers import LayerKind, kinds_of_layers, rope_tables, tables_of_layer
@@ -230,7 +230,7 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
         q, k, v = one.qkv(x, tables_of_layer(tables, kind))
         keys, values = put(keys, k), put(values, v)
         grouped = q.reshape(rows, slots, size, k.shape[2], -1, c.head_dim)
-        o = _attend(grouped, prompt, (keys, values), masks(kind), compute.mesh)
+        o = _attend(grouped, prompt, (keys, values), masks(kind), one.logits or Logits(), compute.mesh)
         return one.finish(x, o.reshape(*x.shape[:-1], -1).astype(x.dtype)), (keys, values)
 
     kinds = kinds_of_layers(c)
@@ -250,7 +250,9 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
     return jax.lax.scan(step, x, (read, *caches))[1]
 
 
-def _attend(q: Array, prompt: Any, cache: tuple[Array, Array], masks: tuple[Array, Array], mesh: Mesh | None) -> Array:
+def _attend(
+    q: Array, prompt: Any, cache: tuple[Array, Array], masks: tuple[Array, Array], logits: Logits, mesh: Mesh | None
+) -> Array:
     """Attention of queries ``[P, G, C, Hkv, r, d]`` over their prompt and their slot's cache ``[P, G, Hkv, T, d]``.
 
     One prompt after the other on each shard: the scores of all of them would be larger than their caches.
@@ -258,9 +260,10 @@ def _attend(q: Array, prompt: Any, cache: tuple[Array, Array], masks: tuple[Arra
     Returns:
       float32, in the queries' shape.
     """
+    sinks = None if logits.sinks is None else logits.sinks.reshape(q.shape[3:5])
 
-    def of_shard(*xs: Any) -> Array:
-        return jax.lax.map(lambda x: _attend_one(*x), xs)
+    def of_shard(sinks: Array | None, *xs: Any) -> Array:
+        return jax.lax.map(lambda x: _attend_one(*x, logits.cap, sinks), xs)
 
     if mesh is not None:
         shard, heads, grouped = (
@@ -268,21 +271,32 @@ def _attend(q: Array, prompt: Any, cache: tuple[Array, Array], masks: tuple[Arra
             for axes in (("shard",), ("shard", "kv_heads"), ("shard", None, "kv_heads"))
         )
         queries = sharding.spec(("shard", None, None, "kv_heads"), sharding.TRAIN)
-        takes = queries, heads, grouped, shard
+        takes = sharding.spec(("kv_heads",), sharding.TRAIN), queries, heads, grouped, shard
         of_shard = jax.shard_map(of_shard, mesh=mesh, in_specs=takes, out_specs=queries, check_vma=False)
-    return of_shard(q, prompt, cache, masks)
+    return of_shard(sinks, q, prompt, cache, masks)
 
 
-def _attend_one(q: Array, prompt: Any, cache: tuple[Array, Array], masks: tuple[Array, Array]) -> Array:
-    """`_attend` for one prompt, in one float32 softmax."""
+def _attend_one(
+    q: Array,
+    prompt: Any,
+    cache: tuple[Array, Array],
+    masks: tuple[Array, Array],
+    cap: float,
+    sinks: Array | None,
+) -> Array:
+    """`_attend` for one prompt, in one float32 softmax; ``sinks [Hkv, r]``."""
     q, (keys, values), (in_prompt, seen) = q * q.shape[-1] ** -0.5, cache, masks
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    of_prompt = product("gchrd,hdl->gchrl", q.astype(prompt[0].dtype), prompt[0])
+    of_prompt = capped(product("gchrd,hdl->gchrl", q.astype(prompt[0].dtype), prompt[0]), cap)
     of_prompt = jnp.where(in_prompt[:, :, None, None], of_prompt, -jnp.inf)
-    own = product("gchrd,ghtd->gchrt", q.astype(keys.dtype), keys)
+    own = capped(product("gchrd,ghtd->gchrt", q.astype(keys.dtype), keys), cap)
     own = jnp.where(seen[:, :, None, None], own, -jnp.inf)
-    weights = jax.nn.softmax(jnp.concatenate([of_prompt, own], -1), -1)
-    w_prompt, w_own = jnp.split(weights, [of_prompt.shape[-1]], -1)
+    scores = [of_prompt, own]
+    if sinks is not None:
+        scores.append(jnp.broadcast_to(sinks[..., None], (*own.shape[:-1], 1)))
+    weights = jax.nn.softmax(jnp.concatenate(scores, -1), -1)
+    ends = [of_prompt.shape[-1], of_prompt.shape[-1] + own.shape[-1]]
+    w_prompt, w_own, *_ = jnp.split(weights, ends[: len(scores) - 1], -1)
     mixed = product("gchrl,hld->gchrd", w_prompt.astype(prompt[1].dtype), prompt[1])
     return mixed + product("gchrt,ghtd->gchrd", w_own.astype(values.dtype), values)
 
@@ -405,3 +419,5 @@ def check(config: SamplerConfig, model: DecoderConfig) -> None:
         raise UserError("router_replay=true: choices for what environments answer are not kept; set it to false")
     if model.hybrid:
         raise UserError(f"family {model.family!r}: a delta net has no cache that answers could be read on top of")
+    if not model.uniform:
+        raise UserError(f"family {model.family!r}: episodes need layers of one kind, all with experts or all without")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.logprobs import UnusedRows, log_normalisers, mask_unused
@@ -102,6 +103,11 @@ def make_influence(graph: Any, compute: Compute, *, temperature: float = 1.0) ->
     ) -> Influence:
         model = nnx.merge(graph, params)
         head = model.unembed
+        if model.config.logits_cap:
+            raise UserError(
+                f"family {model.config.family!r}: the influence of tokens on each other does not know logits with a "
+                "soft cap; choose a variant that does not need it"
+            )
         lean = dataclasses.replace(compute, lean=True)
 
         def states(part: Rows) -> tuple[Array, Array]:

@@ -33,6 +33,7 @@ from jax.typing import DTypeLike
 
 from grpojax.host.errors import UserError
 from grpojax.models import kv_heads, quantised
+from grpojax.models.attention import Logits, capped
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.sharding import TRAIN, constrain, spec
@@ -293,8 +294,8 @@ def over_layers(
         every = []
         for layer in layers:
             x, kept = body(x, layer, write_next)
-            every.append(kept)
-        return x, updated(), jax.tree.map(lambda *layers: jnp.stack(layers), *every)
+            every += [] if kept is None else [kept]
+        return x, updated(), jax.tree.map(lambda *layers: jnp.stack(layers), *every) if every else None
 
     def step(carry, i_layer):
         (x, caches), (i, layer) = carry, i_layer
@@ -447,15 +448,22 @@ _LOWEST = -1e30  # the score of a prompt's token out of the window; not -inf, si
 
 
 def decode_attention(
-    q: Array, cached: Cached, prompt: Sequence[quantised.Matrix], prompt_mask: Array, seen: Seen, compute: Compute
+    q: Array,
+    cached: Cached,
+    prompt: Sequence[quantised.Matrix],
+    prompt_mask: Array,
+    seen: Seen,
+    compute: Compute,
+    logits: Logits | None = None,
 ) -> Array:
     """Attention of one query for each slot over its prompt and its cached tokens, merged in one float32 softmax.
 
     q is ``[R, S, Hkv, r, d]``, and its own token is in the cache. The prompt's k is ``[R, Hkv, d, L]``, its v
     ``[R, Hkv, L, d]`` and its mask ``[R, L]``. ``compute`` has the platform and the mesh. Eight-bit arrays are
-    multiplied in q's dtype.
+    multiplied in q's dtype. ``logits`` are what the layer does to them before the softmax.
     """
-    p, g, k, r, d = q.shape
+    (p, g, k, r, d), (cap, sinks) = q.shape, logits or Logits()
+    sinks = None if sinks is None else sinks.reshape(k, r)
     q = q * d**-0.5
     by_prompt = q.swapaxes(1, 2).reshape(p, k, g * r, d)
     if compute.on_gpu:
@@ -463,20 +471,32 @@ def decode_attention(
 
         first = None if seen.oldest is None else jnp.repeat(seen.oldest, r, 1)
         found = decode_attention_gpu.of_prompt(
-            by_prompt, *prompt, prompt_mask.sum(-1, dtype=jnp.int32), first, mesh=compute.mesh
+            by_prompt, *prompt, prompt_mask.sum(-1, dtype=jnp.int32), first, mesh=compute.mesh, cap=cap
         )
         (keys,), (values,) = cached.keys, cached.values
         so_far = tuple(x.reshape(p, k, g, r, *x.shape[3:]) for x in found)
+        if sinks is not None:
+            top, total, out = so_far
+            top, total, kept = _with_sinks(top, total, sinks[:, None])
+            so_far = top, total, out * kept[..., None]
         given = q, keys, values, seen.position, seen.counts, so_far
-        return decode_attention_gpu.attend(*given, block=seen.ring.width, mesh=compute.mesh)
-    scores = quantised.scores(by_prompt, prompt[0])
+        return decode_attention_gpu.attend(*given, block=seen.ring.width, mesh=compute.mesh, cap=cap)
+    scores = capped(quantised.scores(by_prompt, prompt[0]), cap)
     scores = jnp.where(prompt_mask[:, None, None], scores, -jnp.inf)
     if seen.oldest is not None:
         inside = jnp.arange(scores.shape[-1]) >= jnp.repeat(seen.oldest, r, 1)[:, None, :, None]
         scores = jnp.where(inside, scores, _LOWEST)
     if cached.layer is None:
-        return _merged_with_branches(q, cached, scores, prompt[1], seen)
-    return _merged_in_a_loop(q, cached, scores, prompt[1], seen, compute.mesh)
+        return _merged_with_branches(q, cached, scores, prompt[1], seen, Logits(cap, sinks))
+    return _merged_in_a_loop(q, cached, scores, prompt[1], seen, compute.mesh, Logits(cap, sinks))
+
+
+def _with_sinks(top: Array, total: Array, sinks: Array) -> tuple[Array, Array, Array]:
+    """A softmax's highest score and sum with sinks as one more score each, and what the sums so far are multiplied
+    by."""
+    highest = jnp.maximum(top, sinks)
+    kept = jnp.exp(top - highest)
+    return highest, total * kept + jnp.exp(sinks - highest), kept
 
 
 def _of_prompt(scores: Array, values: quantised.Matrix, dtype: DTypeLike) -> tuple[Array, Array, Array]:
@@ -493,7 +513,9 @@ def _by_slot(x: Array, like: Array) -> Array:
     return x.reshape(p, k, g, r, -1).swapaxes(1, 2)
 
 
-def _merged_with_branches(q: Array, cached: Cached, s_prompt: Array, v_prompt: quantised.Matrix, seen: Seen) -> Array:
+def _merged_with_branches(
+    q: Array, cached: Cached, s_prompt: Array, v_prompt: quantised.Matrix, seen: Seen, logits: Logits
+) -> Array:
     """Attention with all scores at once; the scores of blocks that are not live are not computed."""
     p, g, k, r, d = q.shape
     mixed = functools.partial(quantised.mixed, dtype=q.dtype)
@@ -504,10 +526,14 @@ def _merged_with_branches(q: Array, cached: Cached, s_prompt: Array, v_prompt: q
     width, live = seen.mask.shape[-1] // len(cached.keys), seen.live
     s_cache = _products(quantised.scores, [q] * len(cached.keys), cached.keys, live, width)
     s_cache = s_cache[0] if len(s_cache) == 1 else jnp.concatenate(s_cache, -1)
-    s_cache = jnp.where(seen.mask[:, :, None, None], s_cache, -jnp.inf)
+    s_cache = jnp.where(seen.mask[:, :, None, None], capped(s_cache, logits.cap), -jnp.inf)
     top = jnp.maximum(_by_slot(s_prompt.max(-1, keepdims=True), q), s_cache.max(-1, keepdims=True))
+    if logits.sinks is not None:
+        top = jnp.maximum(top, logits.sinks[..., None])
     w_prompt, w_cache = jnp.exp(s_prompt - there(top)), jnp.exp(s_cache - top)
     total = _by_slot(w_prompt.sum(-1, keepdims=True), q) + w_cache.sum(-1, keepdims=True)
+    if logits.sinks is not None:
+        total = total + jnp.exp(logits.sinks[..., None] - top)
     out, w_cache = _by_slot(mixed(w_prompt / there(total), v_prompt), q), w_cache / total
     parts = [w_cache[..., j * width : (j + 1) * width] for j in range(len(cached.values))]
     return sum(_products(mixed, parts, cached.values, live, d), out)
@@ -524,7 +550,13 @@ def _as_written(x: Array, axis: int, mesh: Mesh | None) -> Array:
 
 
 def _merged_in_a_loop(
-    q: Array, cached: Cached, s_prompt: Array, v_prompt: quantised.Matrix, seen: Seen, mesh: Mesh | None
+    q: Array,
+    cached: Cached,
+    s_prompt: Array,
+    v_prompt: quantised.Matrix,
+    seen: Seen,
+    mesh: Mesh | None,
+    logits: Logits,
 ) -> Array:
     """Attention block by block over the live blocks; the sums so far are rescaled when a larger score turns up."""
     live, mask = seen.live, seen.mask.reshape(*seen.mask.shape[:2], len(seen.live), -1)
@@ -541,7 +573,7 @@ def _merged_in_a_loop(
 
     def add(n, so_far):
         (top, total, out), j = so_far, which[n]
-        scores = quantised.scores(q, block(cached.keys, j, -1))
+        scores = capped(quantised.scores(q, block(cached.keys, j, -1)), logits.cap)
         mine = jax.lax.dynamic_index_in_dim(mask, j, 2, keepdims=False)
         scores = jnp.where(mine[:, :, None, None], scores, -jnp.inf)
         highest = jnp.maximum(top, scores.max(-1, keepdims=True))
@@ -549,9 +581,12 @@ def _merged_in_a_loop(
         more = quantised.mixed(w, block(cached.values, j, -2), q.dtype)
         return highest, kept * total + w.sum(-1, keepdims=True), kept * out + more
 
-    of_prompt = tuple(_by_slot(x, q) for x in _of_prompt(s_prompt, v_prompt, q.dtype))
+    top, total, out = (_by_slot(x, q) for x in _of_prompt(s_prompt, v_prompt, q.dtype))
+    if logits.sinks is not None:
+        top, total, kept = _with_sinks(top, total, logits.sinks[..., None])
+        out = out * kept
     with jax.named_scope(LOOP):
-        _, total, out = jax.lax.fori_loop(0, live.sum(), add, of_prompt)
+        _, total, out = jax.lax.fori_loop(0, live.sum(), add, (top, total, out))
     return out / total
 
 

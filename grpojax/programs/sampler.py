@@ -34,7 +34,6 @@ from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.delta_net import DeltaLayer, States
 from grpojax.models.layers import (
-    Layer,
     LayerKind,
     TransposedKernel,
     final_norm,
@@ -226,7 +225,7 @@ def prefill(
     """Runs each prompt once and draws the first token of each of its samples. The returned rollout has these tokens."""
     if config.router_replay and not model.config.mixture:
         raise UserError("router_replay=true: the model has no experts to choose; set it to false")
-    n_prompts, unroll = len(prompts.lengths), kv_cache.unrolls(compute) or model.config.hybrid
+    n_prompts, unroll = len(prompts.lengths), kv_cache.unrolls(compute) or not model.config.uniform
     dtype, eos = kv_cache.dtype_of(config.cache_dtype, compute), jnp.asarray(eos_ids, jnp.int32)
 
     def stored(x, axes):
@@ -311,7 +310,7 @@ def _of_delta_nets(read: States | None) -> list[States]:
 
 
 def _blocks(stacked: Any, config: DecoderConfig, compute: Compute) -> Any:
-    if config.hybrid:
+    if not config.uniform:
         listed = {name: kv_cache.per_layer(w, True) for name, w in nnx.to_pure_dict(stacked).items()}
         layers = delta_net.by_layer(listed, config.kinds)
     else:
@@ -320,7 +319,8 @@ def _blocks(stacked: Any, config: DecoderConfig, compute: Compute) -> Any:
         return layers
 
     def transposed(path: Any, w: Any) -> Any:
-        if not isinstance(w, jax.Array) or w.ndim != 2 or DECODER[leaf_name(path)].exact:
+        weight = DECODER[leaf_name(path)]
+        if not isinstance(w, jax.Array) or w.ndim != 2 or weight.exact or "experts" in weight.axes:
             return w
         return TransposedKernel.of(w.astype(compute.dtype))
 
@@ -430,9 +430,9 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
         q, k, v = one.qkv(x, tables_of_layer(tables, kind))
         cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
         grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
-        o = kv_cache.decode_attention(grouped, cached, prompt, prompt_mask, within(kind), compute)
+        o = kv_cache.decode_attention(grouped, cached, prompt, prompt_mask, within(kind), compute, one.logits)
         x = one.finish(x, o.astype(x.dtype))
-        return x, experts.kept_choices(one.routing) if config.router_replay else None
+        return x, None if one.routing is None or not config.router_replay else experts.kept_choices(one.routing)
 
     def body(x, layer, write):
         block, prompt, kind = layer
@@ -443,15 +443,15 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
 
     def hybrid(x, layer, write):
         kind, weights = layer
-        if kind == "attention":
-            one = Layer(weights, c, compute, separately=compute.on_gpu)
+        if kind != "delta":
+            one = dec.layer(weights, c, compute, separately=compute.on_gpu)
             return attends(one, x, next(prompts), LayerKind(), write)
         one = DeltaLayer(weights, c, compute, separately=compute.on_gpu)
         x, new = one.advance(x, delta_net.started(*next(states), slots.count == 1))
         delta.append(new)
         return x, None
 
-    if c.hybrid:
+    if not c.uniform:
         body, layers = hybrid, list(zip(c.kinds, constants.blocks, strict=True))
     else:
         kinds = kinds_of_layers(c)

@@ -73,7 +73,7 @@ def longest_batch(config: Config, policy: PolicyShape) -> TrainBatch:
     choices = dict[str, np.ndarray]()
     if rollout.router_replay and policy.config.experts is not None:
         experts, longest = policy.config.experts, spread.tokens.shape[1]
-        width, dtype = policy.config.num_layers * experts.chosen, choice_dtype(experts.count)
+        width, dtype = len(policy.config.layers_of("mixture")) * experts.chosen, choice_dtype(experts.count)
         choices["choices"] = np.zeros((*full.shape, width), dtype)
         choices["prompt_choices"] = np.zeros((len(full), longest, width), dtype)
     there = {"sampler_logps": not method.replaces_samples}

@@ -126,6 +126,8 @@ def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ())
         raise UserError(f"rollout.router_replay=true: {config.model.path} has no experts to choose; set it to false")
     if config.environment is not None and policy.config.hybrid:
         raise UserError(f"environment: {config.model.path} has delta nets, which cannot go on after an answer")
+    if config.environment is not None and not policy.config.uniform:
+        raise UserError(f"environment: {config.model.path} has layers with experts and without, which is not supported")
     return Learning(
         graph=policy.graph,
         compute=policy.compute,

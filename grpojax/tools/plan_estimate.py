@@ -189,7 +189,8 @@ class _Work:
         c, experts = self.model, self.model.experts
         if experts is None:
             return c.intermediate_size / self.tensor
-        return (experts.chosen * experts.size + experts.shared) / self.tensor + experts.chosen * c.hidden_size / 2
+        mixture = (experts.chosen * experts.size + experts.shared) / self.tensor + experts.chosen * c.hidden_size / 2
+        return max(mixture, c.intermediate_size / self.tensor) if c.dense else mixture
 
     @property
     def chunks(self) -> float:
@@ -286,7 +287,8 @@ def _check_divides(w: _Work, chips: int) -> None:
         adapters.check_base_is_whole(w.fsdp)
     widths = {"intermediate_size": w.model.intermediate_size}
     if w.model.experts is not None:
-        widths = {"moe_intermediate_size": w.model.experts.size, "shared_expert": w.model.experts.shared}
+        widths = widths if w.model.dense else {}
+        widths |= {"moe_intermediate_size": w.model.experts.size, "shared_expert": w.model.experts.shared}
     if w.model.delta is not None:
         widths["linear_num_key_heads"] = w.model.delta.key_heads
     sizes = {"num_heads": w.model.num_heads, **widths, "vocab_size": w.model.vocab_size}
@@ -369,7 +371,7 @@ def _rollout(w: _Work, target: Target) -> _Needs:
     if c.delta is not None:
         consumers["states of delta nets"] = prompts * (slots + 1) * flops.state_bytes(c) / w.tensor / _GIB
     if c.experts is not None:  # the decode loop needs another layout of two of an expert's three matrices
-        experts = c.num_layers * c.experts.count * 2 * c.hidden_size * c.experts.size
+        experts = len(c.layers_of("mixture")) * c.experts.count * 2 * c.hidden_size * c.experts.size
         consumers["experts laid out for decoding"] = w.weight_bytes * experts / w.tensor / _GIB
     sizes = np.full(prompts, length), np.full((prompts, group), w.tokens)
     computed, steps = flops.forward_flops(c, *sizes) / w.tensor, rounds * (w.tokens - 1)

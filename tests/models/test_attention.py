@@ -33,14 +33,15 @@ def ragged(*, b=1, k=1, r=2, s=5, l=0, heads=2, kv_heads=1, dim=8, dtype=jnp.flo
     return arrays, segments, prompts, jnp.asarray(np.resize(np.arange(k)[::-1], (b, r)), jnp.int32)
 
 
-def value_and_grads(attend, arrays, segments, lengths, row_prompt, window=None):
+def value_and_grads(attend, arrays, segments, lengths, row_prompt, window=None, *, cap=0.0):
     """Outputs where there are tokens, and the gradients of a random weighting of them."""
     there = np.asarray(segments)[..., None, None] > 0
     weight = np.where(there, np.random.default_rng(1).standard_normal(arrays["q"].shape), 0).astype(np.float32)
 
     def run(arrays):
         prefix = att.Prefix(arrays["pk"], arrays["pv"], lengths, row_prompt) if "pk" in arrays else None
-        out = attend(arrays["q"], arrays["k"], arrays["v"], segments, prefix, window).astype(jnp.float32)
+        logits = att.Logits(cap, arrays.get("sinks")) if cap or "sinks" in arrays else None
+        out = attend(arrays["q"], arrays["k"], arrays["v"], segments, prefix, window, logits).astype(jnp.float32)
         return (weight * out).sum(), jnp.where(there, out, 0.0)
 
     (_, out), grads = jax.jit(jax.value_and_grad(run, has_aux=True))(arrays)
@@ -110,6 +111,26 @@ def test_splash_on_a_mesh_equals_xla(prompt, window):
     case = ragged(b=4, r=2, s=6, l=prompt, heads=4, kv_heads=2)
     case = *case, window and window_of(case[1], window)
     assert_same(value_and_grads(splash(mesh=mesh), *case), value_and_grads(att.xla, *case), 2e-5)
+
+
+def with_sinks(case):
+    """The case with a sink for each head, and a window."""
+    arrays, segments, *rest = case
+    sinks = jnp.asarray(np.random.default_rng(4).standard_normal(arrays["q"].shape[3]), jnp.float32)
+    return arrays | {"sinks": sinks}, segments, *rest, window_of(segments, 4)
+
+
+@pytest.mark.parametrize("cap", [0.0, 0.8])
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_splash_has_sinks_and_caps(prompt, cap):
+    case = with_sinks(ragged(r=4, s=7, l=prompt, k=2, heads=4, kv_heads=2))
+    assert_same(value_and_grads(splash(), *case, cap=cap), value_and_grads(att.xla, *case, cap=cap), 2e-5)
+
+
+def test_splash_has_sinks_and_caps_on_a_mesh():
+    mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
+    case = with_sinks(ragged(b=4, r=2, s=6, l=3, heads=4, kv_heads=2))
+    assert_same(value_and_grads(splash(mesh=mesh), *case, cap=0.8), value_and_grads(att.xla, *case, cap=0.8), 2e-5)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +218,13 @@ def test_blocked_equals_xla(shape, room, cut, window, monkeypatch):
     assert_same(value_and_grads(att.blocked, *case), value_and_grads(att.xla, *case), 2e-5)
 
 
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_blocked_has_sinks_and_caps(prompt, monkeypatch):
+    monkeypatch.setattr(blocked_attention, "_SCORES_BYTES", 15 * 4 * 4 * (7 + prompt))
+    case = with_sinks(packed(r=6, s=7, l=prompt, k=2, heads=4, kv_heads=2))
+    assert_same(value_and_grads(att.blocked, *case, cap=0.8), value_and_grads(att.xla, *case, cap=0.8), 2e-5)
+
+
 def test_blocked_on_a_mesh_equals_xla():
     mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
     arrays, *rest = packed(b=4, r=3, s=6, l=5, k=2, heads=4, kv_heads=2)
@@ -255,6 +283,12 @@ def test_cudnn_is_given_the_mask_of_xla(prompt, window, monkeypatch):
 def test_cudnn_needs_16_bits():
     with pytest.raises(ValueError, match="'cudnn'.*float32"):
         att.pick("cudnn", dtype="float32", platform="gpu")
+
+
+def test_cudnn_is_not_chosen_for_sinks_and_caps():
+    assert att.pick("auto", dtype="bfloat16", platform="gpu", plain=False) is att.xla
+    with pytest.raises(UserError, match="model.attention=cudnn: .* take auto"):
+        att.pick("cudnn", dtype="bfloat16", platform="gpu", plain=False)
 
 
 @pytest.mark.parametrize(("name", "platform"), [("cudnn", "cpu"), ("cudnn", "tpu"), ("splash", "gpu")])

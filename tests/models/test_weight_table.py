@@ -22,6 +22,7 @@ from grpojax.models.weight_table import (
     check_mesh,
     initial,
     is_matrix,
+    layers_with,
     normal,
     present,
     shardings,
@@ -44,7 +45,7 @@ def test_a_decoder_has_the_weights_of_the_table(family):
     of_axis, table = sizes(config), present(DECODER, config)
 
     def shape(weight):
-        layers = {"layers": len(config.layers_of(weight.kind))}
+        layers = {"layers": len(layers_with(weight, config))}
         return tuple((of_axis | layers)[axis] for axis in weight.axes)
 
     assert {n: x.shape for n, x in names(params).items()} == {n: shape(w) for n, w in table.items()}

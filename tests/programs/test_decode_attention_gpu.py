@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from grpojax.models import Compute, sharding
+from grpojax.models.attention import Logits
 from grpojax.programs import kv_cache
 from grpojax.programs.kv_cache import Ring, Seen
 
@@ -37,7 +38,7 @@ def case(
     return jnp.asarray(q, dtype), caches, prompt, jnp.asarray(prompt_mask), seen
 
 
-def by_hand(q, caches, prompt, prompt_mask, seen):
+def by_hand(q, caches, prompt, prompt_mask, seen, logits=None):
     """A softmax of each query over its prompt's tokens and its own, in float64."""
     q, *kv = (np.asarray(x, np.float64) for x in (q, *caches, *prompt))
     keys, values, prompt_keys, prompt_values = kv
@@ -49,16 +50,28 @@ def by_hand(q, caches, prompt, prompt_mask, seen):
         kk = np.concatenate([prompt_keys[i, head].T[before], keys[i, j, head][mine]])
         vv = np.concatenate([prompt_values[i, head][before], values[i, j, head][mine]])
         s = kk @ q[i, j, head, of] * q.shape[-1] ** -0.5
-        w = np.exp(s - s.max())
-        out[i, j, head, of] = w / w.sum() @ vv
+        sink = []
+        if logits is not None:
+            s = logits.cap * np.tanh(s / logits.cap)
+            sink = [logits.sinks[head * q.shape[3] + of]]
+        w = np.exp([*s, *sink])
+        out[i, j, head, of] = w[: len(vv)] / w.sum() @ vv
     return out
 
 
-def attended(given, mesh=None):
+def attended(given, mesh=None, logits=None):
     q, caches, prompt, prompt_mask, seen = given
     cached = kv_cache.Cached(*((x,) for x in caches))
     compute = Compute(platform="gpu", mesh=mesh)
-    return jax.jit(lambda q, *x: kv_cache.decode_attention(q, *x, prompt_mask, seen, compute))(q, cached, prompt)
+    attend = jax.jit(lambda q, *x: kv_cache.decode_attention(q, *x, prompt_mask, seen, compute, logits))
+    return attend(q, cached, prompt)
+
+
+def test_sinks_take_part_and_scores_are_capped():
+    given = case(window=20, position=5, counts=[[0, 1, 19, 20, 60]])
+    heads = given[0].shape[2] * given[0].shape[3]
+    logits = Logits(0.8, jnp.asarray(np.random.default_rng(2).standard_normal(heads), jnp.float32))
+    np.testing.assert_allclose(attended(given, logits=logits), by_hand(*given, logits), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def run(decoder, prompts, config, *, key=0, eos=EOS, compute=Compute(), block=No
 
 # Families whose layers differ from those of Qwen and Llama.
 BLOCKS = ["smollm3", "granite", "olmo2", "glm4", "hunyuan", "gemma3_text", "qwen3_5"]
+BLOCKS += ["gemma2", "ministral3", "gpt_oss", "glm4_moe"]
 CONFIG = SamplerConfig(group=5, max_tokens=11)
 
 
@@ -140,8 +141,11 @@ def test_a_group_split_over_shards_draws_the_same_samples(decoder):
         ((2, 2, 2), TPU, "windows"),
         ((2, 2, 2), GPU, "windows"),
         ((2, 2, 2), Compute(), "gemma3_text"),
+        ((2, 2, 2), Compute(), "gpt_oss"),
+        ((2, 2, 2), GPU, "gpt_oss"),
+        ((2, 2, 2), Compute(), "glm4_moe"),
     ],
-    ids=["shards", "tpu", "both", "gpu", "windows", "windows, gpu", "gemma3"],
+    ids=["shards", "tpu", "both", "gpu", "windows", "windows, gpu", "gemma3", "gpt-oss", "gpt-oss, gpu", "glm4-moe"],
 )
 def test_draws_do_not_depend_on_the_mesh(sizes, of, family):
     """A mesh of the sampler is also in ``test_unused_rows.py``, in fewer seconds."""

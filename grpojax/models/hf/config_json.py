@@ -84,7 +84,8 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
     sizes = Sizes(hidden, layers, heads, head_dim, positions)
     window, windowed = _windows(fields, family, sizes)
     for key in ("quantization_config", "compression_config"):
-        if raw.get(key):
+        how = raw.get(key)
+        if how and not (isinstance(how, dict) and family.quantised and how.get("quant_method") == family.quantised):
             fields.refuse(key, "quantised weights are not read; delete the entry if the weights are bf16, f16 or f32")
     theta, scaling, rotary_dim, window_theta = read_ropes(fields, family, sizes)
     return DecoderConfig(
@@ -247,6 +248,7 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
     if family.windows is not None:
         raw |= family.windows.write(config, raw)
     raw |= family.write(config, base)
+    raw.pop("quantization_config", None)  # the weights are not written as they were read
     config = dataclasses.replace(config, unused_rows=())  # the tokenizer's files have them
     if (read := from_hf(raw)) != config:
         lost = [f for f, value in vars(config).items() if getattr(read, f) != value]

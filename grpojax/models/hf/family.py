@@ -90,6 +90,12 @@ class Family:
       names: what in a tensor's name stands for which in the family's folders, as patterns. If several of ours get one
         name, that tensor has their rows one below the other.
       extra: pattern of tensors that are no part of the decoder: those that predict further tokens or read images.
+      further_layers: whether folders may have layers behind the last one, which predict further tokens.
+      experts_in_one: whether a tensor has all experts of a layer, as ``[experts, in, out]``, with the columns of gate
+        and up in turn; otherwise each has its own, or ``[experts, out, in]`` with gate above up.
+      rope: rotary positions where config.json says nothing of them, as rope_parameters.
+      rope_fields: further fields of rope_parameters that ``read`` knows.
+      quantised: the quant_method that may be read, if there is one.
     """
 
     architectures: tuple[str, ...]
@@ -116,3 +122,8 @@ class Family:
     activation_field: str = "hidden_act"
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     extra: str | None = None
+    further_layers: bool = False
+    experts_in_one: bool = False
+    rope: Mapping[str, Any] | None = None
+    rope_fields: tuple[str, ...] = ()
+    quantised: str | None = None

@@ -19,6 +19,7 @@ from grpojax.host.errors import UserError
 from grpojax.models.hf.folder import damaged
 
 _DTYPES = {"F32": np.dtype(np.float32), "BF16": jnp.dtype(jnp.bfloat16), "F16": np.dtype(np.float16)}
+_DTYPES |= {"U8": np.dtype(np.uint8)}  # of numbers in four bits
 _LONGEST = 100 * 10**6  # bytes of a header, as safetensors itself has it
 _SMALL = (".json", ".jinja", ".txt", ".model")  # tokenizers' and configs' files
 

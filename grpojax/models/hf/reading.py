@@ -24,9 +24,11 @@ from grpojax.models.hf.folder import model_folder
 from grpojax.models.hf.tokenizer import fit_tokenizer
 from grpojax.models.hf.weights import (
     OnDisk,
+    Part,
     check_weights,
     file_dtype,
     names_of,
+    of_four_bits,
     of_text,
     open_file,
     parts_on_disk,
@@ -66,7 +68,7 @@ def load(
         config = fit_tokenizer(config, tokenizer, path)
     check_mesh(config, mesh)
     graph, abstract = decoder.abstract(config)
-    found = of_text(config.family, weights_on_disk(path))
+    found = of_four_bits(config.family, of_text(config.family, weights_on_disk(path), config.num_layers))
     resolve_head(path, config, found)
     wanted = tensors_of(abstract, config)
     check_weights(path, config, wanted, found)
@@ -101,8 +103,7 @@ def _read(
     with contextlib.ExitStack() as stack:
         opened = functools.cache(lambda file: stack.enter_context(open_file(file)))
         for at, name in names.items():
-            there = found[name]
-            _fill(parts, at, opened(there.file).get_slice(there.name), there.first, weight)
+            _fill(parts, at, Part(found[name], opened), weight)
         if sharding is None:
             array = jax.device_put(parts[bounds[0]])
         else:
@@ -117,13 +118,12 @@ def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
     return tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
 
 
-def _fill(parts: Mapping[Bounds, np.ndarray], at: tuple[int, ...], tensor: Any, first_row: int, weight: Weight) -> None:
+def _fill(parts: Mapping[Bounds, np.ndarray], at: tuple[int, ...], tensor: Part, weight: Weight) -> None:
     """The parts of one layer, each from start to stop of each of our axes, out of its tensor on disk."""
     for bounds, part in parts.items():
         lead, within = bounds[: weight.lead], bounds[weight.lead :]
         if not all(first <= i < last for i, (first, last) in zip(at, lead, strict=True)):
             continue
-        (start, stop), *rest = reversed(within) if weight.transposed else within
-        values = tensor[(slice(first_row + start, first_row + stop), *(slice(*b) for b in rest))]
+        values = tensor[tuple(slice(*b) for b in (reversed(within) if weight.transposed else within))]
         place = tuple(i - first for i, (first, _) in zip(at, lead, strict=True))
         part[place][...] = values.T if weight.transposed else values

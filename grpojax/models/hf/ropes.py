@@ -49,6 +49,8 @@ def _rope(fields: Fields, family: Family, sizes: Sizes) -> tuple[float, RopeScal
     if fields.flag("use_mrope"):
         fields.refuse("use_mrope", "positions of images are not supported; supported: false")
     both = [key for key in ("rope_scaling", "rope_parameters") if fields.raw.get(key) not in (None, {})]
+    if not both and family.rope is not None:
+        fields = Fields({**fields.raw, "rope_parameters": family.rope}, fields.where)
     found = [_one_rope(fields, key, family, sizes) for key in both or ["rope_parameters"]]
     if any(other != found[0] for other in found):
         other = shown(fields.raw["rope_parameters"])
@@ -77,6 +79,7 @@ def _one_rope(fields: Fields, key: str, family: Family, sizes: Sizes) -> tuple[f
     needed, possible = _SCALINGS[kind]
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", *needed, *possible}
     known |= {"mrope_interleaved"} if family.sections else set()
+    known |= set(family.rope_fields)
     if strange := [name for name, value in rope.raw.items() if value is not None and name not in known]:
         raise UserError(f"{rope.where}: rope_type {kind!r} has no {shown(strange[0])}; correct rope_type, or delete it")
     if missing := [theirs for theirs in needed if theirs not in rope.raw]:

@@ -22,6 +22,9 @@ _FIELDS = {
         *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"),
         *("moe_topk", "ffn_config"),
     ),
+    "layers of different sizes": ("per_layer_config", "global_head_dim"),
+    "an embedding for each layer": ("hidden_size_per_layer_input",),
+    "layers that share keys and values": ("num_kv_shared_layers",),
     "layers with a window": (
         *("sliding_window", "attention_window_size", "window_size", "attention_chunk_size", "local_attention"),
         *("local_attn_chunk_length", "keep_window_size"),

@@ -27,7 +27,17 @@ from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import text_part, to_hf
 from grpojax.models.hf.folder import model_folder, read_json, write_json
-from grpojax.models.hf.weights import DTYPES, INDEX, Tensor, by_name, file_dtype, joined, joined_shape, tensors_of
+from grpojax.models.hf.weights import (
+    DTYPES,
+    INDEX,
+    Tensor,
+    by_name,
+    experts_of,
+    file_dtype,
+    joined,
+    joined_shape,
+    tensors_of,
+)
 from grpojax.models.weight_table import DECODER
 
 _TOKENIZER_FILES = (
@@ -74,7 +84,7 @@ def save(
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     leaves, tensors = by_name(params), tensors_of(params, model.config)
     parts = joined(model.config.family, tensors)
-    shapes = {name: joined_shape(of, tensors) for name, of in parts.items()}
+    shapes = {name: joined_shape(model.config.family, name, of, tensors) for name, of in parts.items()}
     dtypes = {
         name: file_dtype(dtype or jnp.result_type(*(leaves[tensors[part].ours].dtype for part in of)))
         for name, of in parts.items()
@@ -95,8 +105,9 @@ def save(
                 names = sorted(names, key=lambda n: -dtypes[n].itemsize)  # keeps every tensor aligned
                 f.write(_header({n: (dtypes[n], shapes[n]) for n in names}))
                 for whole in names:
-                    for tensor in (tensors[part] for part in parts[whole]):
-                        f.write(_fetch(leaves[tensor.ours], tensor, dtypes[whole]).data)
+                    for together in _in_order(whole, parts[whole]):
+                        made = [_fetch(leaves[(t := tensors[part]).ours], t, dtypes[whole]) for part in together]
+                        f.write(_bytes(made, across=experts_of(whole, together) is not None))
         if lead and shards.is_sharded:
             write_json(folder / INDEX, {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename})
     if jax.process_count() > 1:
@@ -153,15 +164,28 @@ def _check_free(taken: bool, path: Path | epath.Path) -> None:
         raise UserError(f"{path} already exists and is not an empty folder; export to another one")
 
 
+def _in_order(whole: str, parts: Sequence[str]) -> list[list[str]]:
+    """The parts of a tensor in the order of the file, those together whose columns stand in turn."""
+    if (experts := experts_of(whole, parts)) is None:
+        return [[part] for part in parts]
+    return [list(parts[i::experts]) for i in range(experts)]
+
+
+def _bytes(parts: Sequence[np.ndarray], *, across: bool) -> Any:
+    """The bytes of an array, or ``across`` those of arrays whose outputs are columns and stand in turn."""
+    whole = np.stack([x.T for x in parts], -1) if across else parts[0]
+    return np.ascontiguousarray(whole).reshape(-1).view(np.uint8).data
+
+
 def _fetch(leaf: jax.Array, tensor: Tensor, dtype: np.dtype) -> np.ndarray:
-    """One tensor's bytes, as the file has them. Collective where hosts share the weight."""
+    """One tensor, with outputs as rows. Collective where hosts share the weight."""
     everywhere = None
     if not leaf.is_fully_addressable:
         assert isinstance(leaf.sharding, NamedSharding)
         everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
     at = tuple(np.int32(i) for i in tensor.at)
     value = np.asarray(_one(leaf, at, dtype=dtype, sharding=everywhere))
-    return np.ascontiguousarray(value.T if DECODER[tensor.ours].transposed else value).reshape(-1).view(np.uint8)
+    return value.T if DECODER[tensor.ours].transposed else value
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "sharding"))

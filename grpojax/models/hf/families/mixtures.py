@@ -20,6 +20,78 @@ def _counts(experts: Experts) -> dict[str, Any]:
     }
 
 
+def read_gpt_oss(fields: Fields, sizes: Sizes) -> dict[str, Any]:
+    """gpt-oss's, whose experts have the size of an MLP."""
+    count = fields.whole("num_local_experts", missing=128)
+    experts = Experts(
+        count=count,
+        chosen=fields.whole("num_experts_per_tok", missing=4, most=count),
+        size=fields.whole("intermediate_size"),
+        biased=True,
+        limit=fields.number("swiglu_limit", "(0, inf)", missing=7.0),
+        alpha=fields.number("swiglu_alpha", "(0, inf)", missing=1.702),
+    )
+    return {"experts": experts}
+
+
+def write_gpt_oss(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Undoes `read_gpt_oss`."""
+    experts = _experts(config)
+    raw = {
+        "num_local_experts": experts.count,
+        "num_experts_per_tok": experts.chosen,
+        "swiglu_limit": experts.limit,
+        "swiglu_alpha": experts.alpha,
+    }
+    return raw | ({"num_experts": experts.count} if "num_experts" in base else {})
+
+
+def read_glm4(fields: Fields, sizes: Sizes) -> dict[str, Any]:
+    """GLM-4's, whose first layers have an MLP."""
+    names = [name for name in ("n_routed_experts", "num_local_experts") if name in fields.raw]
+    count = fields.whole(names[0] if names else "n_routed_experts", missing=128)
+    if any(fields.whole(name) != count for name in names):
+        fields.refuse("n_routed_experts", f"num_local_experts={shown(fields.raw['num_local_experts'])}; correct one")
+    size, groups = fields.whole("moe_intermediate_size", missing=1408), fields.whole("n_group", missing=1)
+    first = fields.get("first_k_dense_replace", 1)
+    if type(first) is not int or not 0 <= first < sizes.layers:
+        fields.refuse("first_k_dense_replace", f"must be a whole number from 0 to {sizes.layers - 1}, one under layers")
+    chosen = fields.whole("topk_group", missing=1, most=groups)
+    experts = Experts(
+        count=count,
+        chosen=fields.whole("num_experts_per_tok", missing=8, most=count // groups * chosen or 1),
+        size=size,
+        renormalised=fields.flag("norm_topk_prob", missing=True),
+        shared=size * fields.whole("n_shared_experts", missing=1),
+        shared_gate=False,
+        sigmoid=True,
+        corrected=True,
+        groups=groups,
+        groups_chosen=chosen,
+        scale=fields.number("routed_scaling_factor", "(0, inf)", missing=1.0),
+    )
+    return {"experts": experts, "dense_layers": first, "qk_norm": fields.flag("use_qk_norm")}
+
+
+def write_glm4(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Undoes `read_glm4`."""
+    experts = _experts(config)
+    raw = {
+        "n_routed_experts": experts.count,
+        "num_experts_per_tok": experts.chosen,
+        "moe_intermediate_size": experts.size,
+        "norm_topk_prob": experts.renormalised,
+        "n_shared_experts": experts.shared // experts.size,
+        "n_group": experts.groups,
+        "topk_group": experts.groups_chosen,
+        "routed_scaling_factor": experts.scale,
+        "first_k_dense_replace": config.dense_layers,
+        "use_qk_norm": config.qk_norm,
+        "num_nextn_predict_layers": 0,
+    }
+    return raw | {name: value for name, value in (("num_local_experts", experts.count),) if name in base}
+
+
 def read_olmoe(fields: Fields, sizes: Sizes) -> dict[str, Any]:
     """OLMoE's, whose experts have the size of an MLP."""
     if fields.raw.get("clip_qkv") is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.family import Sizes
 from grpojax.models.hf.fields import Fields
+from grpojax.models.hf.ropes import rope_to_hf
 
 # A field of ours -> theirs, each 1 where it is missing.
 _MULTIPLIERS = {
@@ -47,17 +48,78 @@ def write_hyperclovax(config: DecoderConfig, base: Mapping[str, Any]) -> dict[st
     return write_granite(config, base) | more
 
 
+_GROWTH = "llama_4_scaling_beta"
+
+
+def read_ministral3(fields: Fields, sizes: Sizes) -> dict[str, Any]:
+    """Ministral 3's, whose queries grow with positions."""
+    key = next((key for key in ("rope_parameters", "rope_scaling") if fields.raw.get(key)), None)
+    if key is None:
+        return {"query_growth": GROWING["llama_4_scaling_beta"]}
+    rope = Fields(fields.raw[key], f"{fields.where}: {key}")
+    growth = rope.number(_GROWTH, "[0, inf)")
+    if rope.raw.get("rope_type", rope.raw.get("type")) not in ("yarn", "llama3"):
+        rope.refuse(_GROWTH, "needs rope_type 'yarn' or 'llama3', which have original positions")
+    return {"query_growth": growth}
+
+
+def write_ministral3(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Undoes `read_ministral3`."""
+    rope = rope_to_hf(config.rope_scaling) | {_GROWTH: config.query_growth}
+    return {
+        "rope_parameters": rope | {"rope_theta": config.rope_theta},
+        "rope_scaling": rope if config.rope_scaling else None,
+    }
+
+
+# Ministral 3's rope_parameters where config.json has none.
+GROWING: Mapping[str, Any] = {
+    "type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
 def _inverse(x: float) -> float:
     """The number whose inverse is ``x``; it exists where ``x`` is an inverse."""
     near = 1 / x
     return next((y for y in (near, math.nextafter(near, 0), math.nextafter(near, math.inf)) if 1 / y == x), near)
 
 
+_CAPS = {"attention_cap": "attn_logit_softcapping", "logits_cap": "final_logit_softcapping"}
+
+
+def read_gemma2(fields: Fields, sizes: Sizes) -> dict[str, Any]:
+    """Gemma 2's, which has soft caps."""
+    usual = {"attention_cap": 50.0, "logits_cap": 30.0}
+    caps = {
+        ours: 0.0 if fields.get(theirs, 0) is None else fields.number(theirs, "(0, inf)", missing=usual[ours])
+        for ours, theirs in _CAPS.items()
+    }
+    return {**_of_gemma(fields, sizes), **caps}
+
+
+def write_gemma2(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Undoes `read_gemma2`."""
+    caps = {theirs: getattr(config, ours) or None for ours, theirs in _CAPS.items()}
+    return write_gemma3(config, base) | caps
+
+
 def read_gemma3(fields: Fields, sizes: Sizes) -> dict[str, Any]:
     """Gemma 3's."""
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+    for key in _CAPS.values():
         if fields.raw.get(key) is not None:
             fields.refuse(key, "not supported; supported: null")
+    return _of_gemma(fields, sizes)
+
+
+def _of_gemma(fields: Fields, sizes: Sizes) -> dict[str, Any]:
     scalar = fields.whole("query_pre_attn_scalar", missing=256)
     attention = None if scalar == sizes.head_dim else scalar**-0.5
     return {"embedding_multiplier": sizes.hidden**0.5, "attention_multiplier": attention}
