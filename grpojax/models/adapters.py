@@ -8,7 +8,7 @@ factors are a separate tree (`FACTORS`). Only this tree learns, and a checkpoint
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,14 @@ from jax.typing import DTypeLike
 from grpojax.host.errors import UserError, require
 from grpojax.models import quantised
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.quantised import Int8, Matrix
+from grpojax.models.quantised import Int8, Matrix, Precision
 from grpojax.models.sharding import named
 from grpojax.models.weight_table import (
     DECODER,
     Initialiser,
     Weight,
     WeightTable,
+    layers_with,
     leaf_name,
     ones,
     present,
@@ -34,9 +35,23 @@ from grpojax.models.weight_table import (
 )
 from grpojax.types import Array
 
-Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+Target = Literal[
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "in_proj_qkv",
+    "in_proj_z",
+    "in_proj_b",
+    "in_proj_a",
+    "out_proj",
+]
 
-# The linear layers by our name, with the name that Hugging Face and PEFT have for each.
+# Our weights that are linear layers, with the name that Hugging Face and PEFT have for the layer. A seed's random
+# numbers follow this order, so a new weight comes last.
 LINEAR: Mapping[str, Target] = {
     "q": "q_proj",
     "k": "k_proj",
@@ -45,7 +60,23 @@ LINEAR: Mapping[str, Target] = {
     "gate": "gate_proj",
     "up": "up_proj",
     "down": "down_proj",
+    "q_gated": "q_proj",
+    "delta_q": "in_proj_qkv",
+    "delta_k": "in_proj_qkv",
+    "delta_v": "in_proj_qkv",
+    "delta_gate": "in_proj_z",
+    "delta_rate": "in_proj_b",
+    "delta_decay": "in_proj_a",
+    "delta_out": "out_proj",
+    "expert_gate": "gate_proj",
+    "expert_up": "up_proj",
+    "expert_down": "down_proj",
+    "shared_gate": "gate_proj",
+    "shared_up": "up_proj",
+    "shared_down": "down_proj",
 }
+# Three weights that are one layer in a checkpoint have one A, as that layer has in PEFT.
+_ONE_A = dict.fromkeys(("delta_q", "delta_k", "delta_v"), "delta_qkv")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +87,8 @@ class AdapterConfig:
     Attributes:
       rank: number of columns of A and of rows of B.
       alpha: the factors' product is multiplied by ``alpha / rank``.
-      target: the linear layers that have factors. The default is all of them: if only attention has factors, a policy
-        learns worse.
+      target: the linear layers that have factors. None is all that the model has: if only attention has factors, a
+        policy learns worse.
       rslora: multiply the product by ``alpha / sqrt(rank)`` (rsLoRA, arXiv:2312.03732), for ranks over 64.
       dora: learn a norm for each column of the sum of base and product (DoRA, arXiv:2402.09353).
       base: format of the frozen weights. "compute" keeps them in ``model.dtype``. "int8" keeps the linear layers in
@@ -70,7 +101,7 @@ class AdapterConfig:
 
     rank: int
     alpha: float = 32.0
-    target: tuple[Target, ...] = tuple(LINEAR.values())
+    target: tuple[Target, ...] | None = None
     rslora: bool = False
     dora: bool = False
     base: Literal["compute", "int8"] = "compute"
@@ -79,7 +110,7 @@ class AdapterConfig:
 
     def __post_init__(self) -> None:
         require(self, rank="[1, inf)", alpha="(0, inf)")
-        if not self.target or len(set(self.target)) < len(self.target):
+        if self.target is not None and (not self.target or len(set(self.target)) < len(self.target)):
             raise UserError(f"target={list(self.target)}: name at least one linear layer, and none twice")
         if self.dora and not self.merged:
             raise UserError("merged=false, dora=true: norms would need all weights for each token; set merged to true")
@@ -94,14 +125,19 @@ class AdapterConfig:
         """
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The layers that have factors, by our names."""
-        return tuple(ours for ours, name in LINEAR.items() if name in self.target)
+    def weights(self, decoder: DecoderConfig) -> tuple[str, ...]:
+        """The weights of a decoder that have factors, by our names."""
+        there = present(DECODER, decoder)
+        return tuple(n for n, layer in LINEAR.items() if n in there and (self.target is None or layer in self.target))
+
+    def layers(self, decoder: DecoderConfig) -> tuple[Target, ...]:
+        """The linear layers of a decoder that have factors, by their names in ``target``."""
+        found = {LINEAR[name] for name in self.weights(decoder)}
+        return tuple(layer for layer in get_args(Target) if layer in found)
 
 
 class Factors(NamedTuple):
-    """The factors of a linear layer, or of all layers stacked; float32.
+    """The factors of a linear layer, or of several stacked: of all layers, or of all experts; float32.
 
     Attributes:
       a: ``[in, rank]``.
@@ -117,8 +153,7 @@ class Factors(NamedTuple):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("base", "factors"), meta_fields=("scale",))
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """A frozen weight ``[in, out]`` with its factors, or those of all layers stacked. It replaces the weight in a tree
-    of weights.
+    """A frozen weight ``[in, out]`` with its factors, or several stacked. It replaces the weight in a tree of weights.
 
     Attributes:
       base: the weight, which gets no gradient.
@@ -140,12 +175,13 @@ class Adapted:
         """Number of axes of the weight."""
         return len(self.shape)
 
-    def after(self, x: Array) -> Array:
+    def after(self, x: Array, precision: Precision = None) -> Array:
         """``x [n, in]`` times the weight with its factors, ``[n, out]`` in ``x``'s dtype."""
-        y, f = _product(x, self.base), self.factors
+        y, f = _product(x, self.base, precision), self.factors
         if f is None:
             return y
-        y = y + ((x @ f.a) * self.scale) @ f.b
+        multiply = functools.partial(jnp.matmul, precision=precision)
+        y = y + multiply(multiply(x, f.a) * self.scale, f.b)
         if f.magnitude is None:
             return y
         return (y * (f.magnitude / self._norms()).astype(jnp.float32)).astype(x.dtype)
@@ -160,18 +196,18 @@ class Adapted:
 
     def each(self, f: Callable[[Array, tuple[str, ...], Any], Array], axes: tuple[str, ...], dtype: Any) -> "Adapted":
         """Applies ``f(array, logical axes, dtype)`` to each of its arrays. Factors and a float base get ``dtype``."""
-        rows, columns = axes
+        *lead, rows, columns = axes
         base, factors = self.base, self.factors
         if isinstance(base, Int8):
-            base = Int8(f(base.values, axes, jnp.int8), f(base.scale, (columns,), jnp.float32))
+            base = Int8(f(base.values, axes, jnp.int8), f(base.scale, (*lead, columns), jnp.float32))
         else:
             base = f(base, axes, dtype)
         if factors is not None:
             m = factors.magnitude
             factors = Factors(
-                f(factors.a, (rows, "rank"), dtype),
-                f(factors.b, ("rank", columns), dtype),
-                None if m is None else f(m, (columns,), jnp.float32),
+                f(factors.a, (*lead, rows, "rank"), dtype),
+                f(factors.b, (*lead, "rank", columns), dtype),
+                None if m is None else f(m, (*lead, columns), jnp.float32),
             )
         return dataclasses.replace(self, base=base, factors=factors)
 
@@ -192,20 +228,20 @@ def _plain(base: Matrix) -> Array:
     return base.astype(jnp.float32)
 
 
-@jax.custom_vjp
-def _product(x: Array, base: Matrix) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(x: Array, base: Matrix, precision: Precision) -> Array:
     """``x [n, in]`` times a frozen weight. Its gradient is not computed, so ``x`` is not kept for the backward pass."""
-    return quantised.matmul(x, base)
+    return quantised.matmul(x, base, precision)
 
 
-def _product_backward(base: Matrix, g: Array) -> tuple[Array, None]:
+def _product_backward(precision: Precision, base: Matrix, g: Array) -> tuple[Array, None]:
     if isinstance(base, Int8):
         g = (g.astype(jnp.float32) * base.scale).astype(g.dtype)
         return g @ base.values.astype(g.dtype).T, None
-    return g @ base.T, None
+    return jnp.matmul(g, base.T, precision=precision), None
 
 
-_product.defvjp(lambda x, base: (_product(x, base), base), _product_backward)
+_product.defvjp(lambda x, base, precision: (_product(x, base, precision), base), _product_backward)
 
 
 # ------------------------------------------------------------------------------------------------ trees
@@ -221,17 +257,26 @@ def _uniform(rows: str) -> Initialiser:
     return init
 
 
+def _a_of(name: str) -> str:
+    """The name in `FACTORS` of the A of one of our weights."""
+    return f"{_ONE_A.get(name, name)}_a"
+
+
 def _table() -> dict[str, Weight]:
     table = dict[str, Weight]()
-    for name in LINEAR:
-        _, rows, columns = DECODER[name].axes
-        table[f"{name}_a"] = Weight(("layers", rows, "rank"), _uniform(rows))
-        table[f"{name}_b"] = Weight(("layers", "rank", columns), zeros)
-        table[f"{name}_magnitude"] = Weight(("layers", columns), ones)
+    for name, layer in LINEAR.items():
+        *lead, rows, columns = DECODER[name].axes
+        own = (DECODER[name].name or "").removesuffix(".weight")
+        whole = f"{own.rpartition('.')[0]}.{layer}"
+        exact = DECODER[name].exact
+        table[_a_of(name)] = Weight((*lead, rows, "rank"), _uniform(rows), f"{whole}.lora_A.weight", exact=exact)
+        table[f"{name}_b"] = Weight((*lead, "rank", columns), zeros, f"{own}.lora_B.weight", exact=exact)
+        table[f"{name}_magnitude"] = Weight((*lead, columns), ones, f"{own}.lora_magnitude_vector")
     return table
 
 
-FACTORS: WeightTable = _table()  # magnitudes start as the norms of the base's columns (`first`), and do not decay
+# By PEFT's names. Magnitudes start as the norms of the base's columns (`first`), and do not decay.
+FACTORS: WeightTable = _table()
 
 
 def is_adapted(x: Any) -> bool:
@@ -244,9 +289,10 @@ def on_base(params: Any, config: AdapterConfig) -> Any:
     eight = config.base == "int8"
 
     def place(path: Any, x: Any) -> Any:
-        if leaf_name(path) not in LINEAR:
+        if (name := leaf_name(path)) not in LINEAR:
             return x
-        return Adapted(base=_eight_bits(x) if eight else x, factors=None, scale=config.scale)
+        rounded = eight and not DECODER[name].exact
+        return Adapted(base=_eight_bits(x) if rounded else x, factors=None, scale=config.scale)
 
     return jax.tree_util.tree_map_with_path(place, params)
 
@@ -254,7 +300,7 @@ def on_base(params: Any, config: AdapterConfig) -> Any:
 @jax.jit
 def _eight_bits(x: Array) -> Int8:
     """Quantises one layer after the other: all layers in float32 would take twice the memory of the weights."""
-    return jax.lax.map(lambda w: quantised.quantise(w, 0), x)
+    return jax.lax.map(lambda w: quantised.quantise(w, -2), x)
 
 
 def joined(base: Any, factors: Mapping[str, Array]) -> Any:
@@ -262,9 +308,9 @@ def joined(base: Any, factors: Mapping[str, Array]) -> Any:
 
     def place(path: Any, x: Any) -> Any:
         name = leaf_name(path)
-        if not isinstance(x, Adapted) or f"{name}_a" not in factors:
+        if not isinstance(x, Adapted) or f"{name}_b" not in factors:
             return x
-        mine = Factors(factors[f"{name}_a"], factors[f"{name}_b"], factors.get(f"{name}_magnitude"))
+        mine = Factors(factors[_a_of(name)], factors[f"{name}_b"], factors.get(f"{name}_magnitude"))
         return dataclasses.replace(x, factors=mine)
 
     return jax.tree_util.tree_map_with_path(place, base, is_leaf=is_adapted)
@@ -274,8 +320,10 @@ def factors_of(params: Any) -> dict[str, Array]:
     """The factors in a tree from `joined`, by the names in `FACTORS`."""
     found = {}
     for path, x in _adapted(params):
-        given = {} if x.factors is None else x.factors._asdict()
-        found |= {f"{leaf_name(path)}_{kind}": value for kind, value in given.items() if value is not None}
+        if (f := x.factors) is not None:
+            name = leaf_name(path)
+            found |= {_a_of(name): f.a, f"{name}_b": f.b}
+            found |= {} if f.magnitude is None else {f"{name}_magnitude": f.magnitude}
     return found
 
 
@@ -305,7 +353,7 @@ def abstract(config: AdapterConfig, decoder: DecoderConfig) -> dict[str, jax.Sha
     """Shapes of the factors, by the names in `FACTORS`.
 
     Raises:
-      UserError: the decoder has not all of the layers that are to have factors, or experts that are to be in int8.
+      UserError: the decoder has not all of the layers that are to have factors, or experts that are to have norms.
 
     Example:
       >>> decoder = DecoderConfig(family="qwen2", vocab_size=7, hidden_size=5, intermediate_size=3, num_layers=2,
@@ -314,29 +362,30 @@ def abstract(config: AdapterConfig, decoder: DecoderConfig) -> dict[str, jax.Sha
       >>> {name: x.shape for name, x in made.items()}
       {'q_a': (2, 5, 6), 'q_b': (2, 6, 4), 'q_magnitude': (2, 4)}
     """
-    there = present(DECODER, decoder)
-    if decoder.hybrid:
-        others = ", ".join(name for name in there if name.startswith("delta_") and DECODER[name].transposed)
-        raise UserError(
-            f"model.adapter: a {decoder.family} model has layers that cannot have factors ({others}); leave it out"
-        )
     if decoder.dense_layers:
         raise UserError(
             f"model.adapter: the first layers of a {decoder.family} model have no experts, and only layers that are "
-            "alike can have factors; leave it out"
+            "alike, or delta nets beside attention, can have factors; leave it out"
         )
-    if missing := [LINEAR[name] for name in config.names if name not in there]:
-        possible = ",".join(LINEAR[name] for name in LINEAR if name in there)
+    possible = dataclasses.replace(config, target=None).layers(decoder)
+    if missing := [layer for layer in config.target or () if layer not in possible]:
         raise UserError(
             f"model.adapter: {', '.join(missing)} of a {decoder.family} model cannot have factors\n"
-            f"set model.adapter.target=[{possible}]"
+            f"set model.adapter.target=[{','.join(possible)}]"
         )
-    if config.base == "int8" and decoder.experts is not None:
-        raise UserError("model.adapter.base='int8': experts are not kept in eight bits; set it to compute")
-    of_axis = {**sizes(decoder), "rank": config.rank}
-    kinds = ("a", "b", "magnitude") if config.dora else ("a", "b")
-    names = [f"{name}_{kind}" for name in config.names for kind in kinds]
-    return {n: jax.ShapeDtypeStruct(tuple(of_axis[a] for a in FACTORS[n].axes), jnp.float32) for n in names}
+    if config.dora and any(name.startswith("expert_") for name in config.weights(decoder)):
+        attention = ",".join(LINEAR[name] for name in "qkvo")
+        raise UserError(
+            "model.adapter.dora=true: experts cannot have norms\n"
+            f"set it to false, or model.adapter.target=[{attention}]"
+        )
+    made = dict[str, jax.ShapeDtypeStruct]()
+    for name in config.weights(decoder):
+        norms = (f"{name}_magnitude",) if config.dora else ()
+        for n in (_a_of(name), f"{name}_b", *norms):
+            of_axis = sizes(decoder) | {"rank": config.rank, "layers": len(layers_with(FACTORS[n], decoder))}
+            made[n] = jax.ShapeDtypeStruct(tuple(of_axis[a] for a in FACTORS[n].axes), jnp.float32)
+    return made
 
 
 def merged(params: Any, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:

@@ -22,7 +22,6 @@ from grpojax.models.layers import (
     Block,
     HybridBlocks,
     Layer,
-    LayerKind,
     final_norm,
     kinds_of_layers,
     rope_tables,
@@ -158,25 +157,63 @@ def _keeps(primitive: Any, *args: Any, **params: Any) -> Any:
 
 def scan_layers(
     model: Decoder,
-    body: Callable[[Any, tuple[Any, Any]], tuple[Any, Any]],
+    bodies: Mapping[Kind, Callable[[Any, tuple[Any, Any]], tuple[Any, Any]]],
     carry: Any,
-    xs: Any = None,
+    xs: Mapping[Kind, Any],
     *,
     remat: Remat = "none",
     unroll: bool = False,
-) -> tuple[Any, Any]:
-    """``lax.scan`` of ``body(carry, (block, x)) -> (carry, y)`` over the stacked layers (`Compute` for ``remat``).
+) -> tuple[Any, dict[Kind, Any]]:
+    """``lax.scan`` over the stacked layers. A step of the scan runs one `DecoderConfig.period`, which is one layer if
+    all are of one kind. The first layers without experts run before it.
 
-    With ``unroll`` there is no loop (`Compute.unrolls`).
+    Args:
+      model: the decoder.
+      bodies: ``body(carry, (weights, x)) -> (carry, y)`` of each kind of layer, with the layer's weights by name.
+      carry: what the first layer is given.
+      xs: for each kind a tree ``[layers of that kind, ...]``. Results ``y`` have the same form.
+      remat: see `Compute`.
+      unroll: compile the layers one by one, without a loop (`Compute.unrolls`).
     """
-    graph, state = nnx.split(model.layers)
+    config, weights = model.config, nnx.to_pure_dict(nnx.state(model.layers))
+    steps = {kind: _checkpointed(bodies[kind], remat, unroll) for kind in dict.fromkeys(config.kinds)}
+    ys, first, period = dict[Kind, Any](), config.dense_layers, config.period
+    if first:
+        carry, ys["dense"] = _dense_layers(steps["dense"], carry, weights, xs["dense"], first)
+        rest = {name: w for name, w in weights.items() if DECODER[name].of("mixture")}
+        both = [name for name in rest if DECODER[name].of("dense")]
+        weights = rest | {name: jax.tree.map(lambda x: x[first:], rest[name]) for name in both}
+    scan = _one_by_one if unroll else jax.lax.scan
+    if len(period) == 1:
+        carry, y = scan(steps[period[0]], carry, (weights, xs[period[0]]))
+        return carry, ys | {period[0]: y}
+    count = config.num_layers // len(period)
 
-    def step(carry, state_x):
-        state, x = state_x
-        return body(carry, (nnx.merge(graph, state), x))
+    def step(carry: Any, weights_xs: Any) -> tuple[Any, dict[Kind, Any]]:
+        weights, xs = weights_xs
+        ys: dict[Kind, list[Any]] = {kind: [] for kind in steps}
+        each = {kind: iter(_unstacked(xs[kind], period.count(kind))) for kind in steps}
+        listed = {name: _unstacked(w, len(jax.tree.leaves(w)[0])) for name, w in weights.items()}
+        for kind, mine in zip(period, by_layer(listed, period), strict=True):
+            carry, y = steps[kind](carry, (mine, next(each[kind])))
+            ys[kind].append(y)
+        return carry, {kind: _stacked(of_kind) for kind, of_kind in ys.items()}
 
-    step = _checkpointed(step, remat, unroll)
-    return _one_by_one(step, carry, (state, xs)) if unroll else jax.lax.scan(step, carry, (state, xs))
+    in_periods = jax.tree.map(
+        lambda x: x.reshape(count, -1, *x.shape[1:]), (weights, {kind: xs[kind] for kind in steps})
+    )
+    carry, ys = scan(step, carry, in_periods)
+    return carry, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
+
+
+def _dense_layers(step: Callable[..., Any], carry: Any, weights: Mapping[str, Any], xs: Any, count: int) -> Any:
+    """Runs the first ``count`` layers, which have no experts; ``xs [count, ...]``."""
+    those = {name: jax.tree.map(lambda x: x[:count], w) for name, w in weights.items() if DECODER[name].of("dense")}
+    listed, ys = {name: _unstacked(w, count) for name, w in those.items()}, []
+    for given in zip(by_layer(listed, ("dense",) * count), _unstacked(xs, count), strict=True):
+        carry, y = step(carry, given)
+        ys.append(y)
+    return carry, _stacked(ys)
 
 
 def _checkpointed(step: Callable[..., Any], remat: Remat, unroll: bool) -> Callable[..., Any]:
@@ -186,59 +223,10 @@ def _checkpointed(step: Callable[..., Any], remat: Remat, unroll: bool) -> Calla
     return jax.checkpoint(step, prevent_cse=unroll, policy=_keeps if remat == "matmuls" else None)
 
 
-def scan_periods(
-    model: Decoder,
-    bodies: Mapping[Kind, Callable[[Any, tuple[dict[str, Any], Any]], tuple[Any, Any]]],
-    carry: Any,
-    xs: Mapping[Kind, Any],
-    *,
-    remat: Remat = "none",
-    unroll: bool = False,
-) -> tuple[Any, dict[Kind, Any]]:
-    """`scan_layers` for layers of two kinds. A step of the scan runs one `DecoderConfig.period`; the first layers
-    without experts run before it.
-
-    Args:
-      model, carry, remat, unroll: as in `scan_layers`.
-      bodies: ``body(carry, (weights, x)) -> (carry, y)`` of each kind of layer.
-      xs: for each kind a tree ``[layers of that kind, ...]``, or None. Results ``y`` have the same form.
-    """
-    period, first = model.config.period, model.config.dense_layers
-    count = (model.config.num_layers - first) // len(period)
-    steps = {kind: _checkpointed(body, remat, unroll) for kind, body in bodies.items()}
-
-    def in_periods(tree: Any) -> Any:
-        return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), tree)
-
-    def step(carry: Any, weights_xs: Any) -> Any:
-        weights, xs = weights_xs
-        ys: dict[Kind, list[Any]] = {kind: [] for kind in bodies}
-        each = {kind: iter(_unstacked(x) or [None] * len(period)) for kind, x in xs.items()}
-        listed = {name: _unstacked(w) for name, w in weights.items()}
-        for kind, mine in zip(period, by_layer(listed, period), strict=True):
-            carry, y = steps[kind](carry, (mine, next(each[kind])))
-            ys[kind].append(y)
-        return carry, {kind: _stacked(of_kind) for kind, of_kind in ys.items() if of_kind}
-
-    weights, xs, before = nnx.to_pure_dict(nnx.state(model.layers)), dict(xs), []
-    if first:
-        listed = {name: _unstacked(w)[:first] for name, w in weights.items() if DECODER[name].of("dense")}
-        each = _unstacked(xs.pop("dense")) or [None] * first
-        for mine, x in zip(by_layer(listed, ("dense",) * first), each, strict=True):
-            carry, y = steps["dense"](carry, (mine, x))
-            before.append(y)
-        rest = {name: w[first:] if DECODER[name].of("dense") else w for name, w in weights.items()}
-        weights = {name: w for name, w in rest.items() if DECODER[name].of("mixture")}
-    given = in_periods((weights, xs))
-    carry, ys = _one_by_one(step, carry, given) if unroll else jax.lax.scan(step, carry, given)
-    ys = jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
-    return carry, ys | ({"dense": _stacked(before)} if before else {})
-
-
 def _one_by_one(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
     """``lax.scan``, compiled step by step instead of as a loop."""
     ys = []
-    for x in _unstacked(xs):
+    for x in _unstacked(xs, len(jax.tree.leaves(xs)[0])):
         carry, y = step(carry, x)
         ys.append(y)
     return carry, _stacked(ys)
@@ -248,10 +236,11 @@ def _stacked(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 
-def _unstacked(tree: Any) -> list[Any]:
-    """Undoes `_stacked`."""
+def _unstacked(tree: Any, count: int) -> list[Any]:
+    """Undoes `_stacked` of ``count`` trees."""
     leaves, structure = jax.tree.flatten(tree)
-    return [jax.tree.unflatten(structure, each) for each in zip(*map(_slices, leaves), strict=True)]
+    slices = [_slices(x) for x in leaves]
+    return [jax.tree.unflatten(structure, [x[i] for x in slices]) for i in range(count)]
 
 
 @jax.custom_vjp
@@ -322,30 +311,17 @@ def _run_layers(
       ``(x, kept, observed)``: hidden states that are not normed yet, what each kind of layer kept, ``[layers of that
       kind, ...]``, and a tree of ``[layers, ...]``.
     """
-    tables, kv = rope_tables(model.config, positions), None if read is None else read.kv
-    how = {"remat": remat, "unroll": compute.unrolls}
+    tables = rope_tables(model.config, positions)
 
     def finished(block: Layer, x: Array, mixed: Array) -> Array:
         x = block.finish(x, mixed)
         return constrain(x, compute.mesh, "shard", None, None) if pinned else x
 
-    def body(x, block_read):
-        block, (read, kind, chosen) = block_read
-        block = layer(block, model.config, compute, one, kept=chosen)
+    def attention_layer(x, weights_given):
+        weights, (read, kind, chosen) = weights_given
+        block = layer(weights, model.config, compute, one, kept=chosen)
         window = None if kind.windowed is None else att.Window(model.config.window, kind.windowed)
         attended, kept = attend(*block.qkv(x, tables_of_layer(tables, kind)), read, window, block.logits)
-        x = finished(block, x, attended)
-        return x, (kept, None if observe is None else observe(block.routing))
-
-    def attention_layer(x, weights_read):
-        block = Layer(weights_read[0], model.config, compute, one)
-        attended, kept = attend(*block.qkv(x, tables.usual), weights_read[1], None, block.logits)
-        return finished(block, x, attended), kept
-
-    def mixture_layer(x, weights_read):
-        weights, (read, chosen) = weights_read[0], weights_read[1] or (None, None)
-        block = layer(weights, model.config, compute, one, kept=chosen)
-        attended, kept = attend(*block.qkv(x, tables_of_layer(tables, LayerKind())), read, None, block.logits)
         x = finished(block, x, attended)
         return x, (kept, None if observe is None or block.routing is None else observe(block.routing))
 
@@ -354,20 +330,20 @@ def _run_layers(
         mixed, kept = recur(block, block.project(x), weights_read[1])
         return finished(block, x, mixed), kept
 
-    if model.config.hybrid:
-        bodies: dict[Kind, Any] = {"attention": attention_layer, "delta": delta_layer}
-        xs: dict[Kind, Any] = {"attention": kv, "delta": None if read is None else read.delta}
-        return *scan_periods(model, bodies, x, xs, **how), None
-    if not model.config.uniform:
-        first = model.config.dense_layers
-        xs = {"dense": (jax.tree.map(lambda y: y[:first], kv), None)}
-        xs["mixture"] = jax.tree.map(lambda y: y[first:], kv), kept
-        x, ys = scan_periods(model, {"dense": mixture_layer, "mixture": mixture_layer}, x, xs, **how)
-        both = ys["dense"][0], ys["mixture"][0]
-        kept = jax.tree.map(lambda *parts: jnp.concatenate(parts), *both)
-        return x, {"attention": kept, "delta": None}, ys["mixture"][1]
-    x, (kept, observed) = scan_layers(model, body, x, (kv, kinds_of_layers(model.config), kept), **how)
-    return x, {"attention": kept, "delta": None}, observed
+    bodies: dict[Kind, Any] = {"attention": attention_layer, "delta": delta_layer}
+    bodies |= {"dense": attention_layer, "mixture": attention_layer}
+    read_by = None if read is None else read.kv, kinds_of_layers(model.config)
+    xs: dict[Kind, Any] = {"attention": (*read_by, kept), "delta": None if read is None else read.delta}
+    if first := model.config.dense_layers:
+        xs["dense"] = (*jax.tree.map(lambda y: y[:first], read_by), None)
+        xs["mixture"] = (*jax.tree.map(lambda y: y[first:], read_by), kept)
+    x, made = scan_layers(model, bodies, x, xs, remat=remat, unroll=compute.unrolls)
+    if first:
+        kept, observed = made["mixture"]
+        kept = jax.tree.map(lambda *parts: jnp.concatenate(parts), made["dense"][0], kept)
+    else:
+        kept, observed = made["attention"]
+    return x, {"attention": kept, "delta": made.get("delta")}, observed
 
 
 def _prompts(

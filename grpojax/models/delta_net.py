@@ -231,8 +231,7 @@ class DeltaLayer(Layer):
         with jax.named_scope("delta_in"):
             h = self._read(x, "attn_norm")
             q, k, v, self.gate = self._linears(h, "delta_q", "delta_k", "delta_v", "delta_gate")
-            exact = h.astype(jnp.float32)
-            decay, rate = (_matmul(exact, w[name]) for name in ("delta_decay", "delta_rate"))
+            decay, rate = self._linear(h, "delta_decay"), self._linear(h, "delta_rate")
             decay = -jnp.exp(w["delta_decay_log"]) * jax.nn.softplus(decay + w["delta_decay_start"])
             by_head = (*x.shape[:-1], -1, self.delta.shared)
             return Projected((q, k, v), decay.reshape(by_head), jax.nn.sigmoid(rate).reshape(by_head))

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from grpojax.models import quantised
+from grpojax.models.adapters import Adapted
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, Experts
-from grpojax.models.layers import Block, Layer, gated
+from grpojax.models.layers import Layer, gated
 from grpojax.models.sharding import ROLLOUT, TRAIN, spec
 from grpojax.models.weight_table import DECODER
 from grpojax.types import Array, Rows
@@ -111,11 +111,8 @@ Observe = Callable[[Routing], Any]  # of a layer's tokens, to any pytree of arra
 class Biased(NamedTuple):
     """A product of each expert with a bias: its kernel ``[E, in, out]`` and its bias ``[E, out]``."""
 
-    kernel: quantised.Matrix
+    kernel: quantised.Matrix | Adapted
     bias: Array
-
-
-Kernel = quantised.Matrix | Biased
 
 
 class Inner(NamedTuple):
@@ -133,11 +130,35 @@ class Inner(NamedTuple):
 
 _SWIGLU = Inner()
 
+Kernels = quantised.Matrix | Adapted | Biased  # of all experts
+Multiply = Callable[[Array, quantised.Matrix], Array]
+
 # (tokens [n, D], routing, gate and up [E, D, F], down [E, F, D]) -> the experts' weighted outputs, [n, D] float32.
 Apply = Callable[..., Array]
 
 
-def grouped(h: Array, routing: Routing, gate: Kernel, up: Kernel, down: Kernel, inner: Inner = _SWIGLU) -> Array:
+def _whole(multiply: Multiply, bias: Callable[[Array], Array], last: Multiply | None = None) -> Callable[..., Array]:
+    """``multiply`` for kernels that may have factors or biases.
+
+    Args:
+      multiply: ``(x, w)``, by a weight that has neither.
+      bias: what to add to the products for a bias ``[E, out]``.
+      last: the product with B, and with a weight that has no factors; None if it is that with A, ``multiply``.
+    """
+    last = last or multiply
+
+    def product(x: Array, w: Kernels) -> Array:
+        if isinstance(w, Biased):
+            return product(x, w.kernel) + bias(w.bias)
+        if not isinstance(w, Adapted):
+            return last(x, w)
+        y, f = last(x, w.base), w.factors
+        return y if f is None else y + last(multiply(x, f.a) * w.scale, f.b)
+
+    return product
+
+
+def grouped(h: Array, routing: Routing, gate: Kernels, up: Kernels, down: Kernels, inner: Inner = _SWIGLU) -> Array:
     """Runs each expert on its own tokens: sorts the tokens by expert, and multiplies them in a grouped matmul."""
     (n, k), expert = routing.chosen.shape, routing.chosen.reshape(-1)
     order = jnp.argsort(expert)
@@ -145,16 +166,15 @@ def grouped(h: Array, routing: Routing, gate: Kernel, up: Kernel, down: Kernel, 
     count = jax.tree.leaves(gate)[0].shape[0]
     sizes = (expert[:, None] == jnp.arange(count, dtype=jnp.int32)).sum(0, dtype=jnp.int32)
 
-    def product(x: Array, w: Kernel) -> Array:
-        if isinstance(w, Biased):
-            return product(x, w.kernel) + w.bias[expert[order]]
+    def product(x: Array, w: quantised.Matrix) -> Array:
         if not isinstance(w, quantised.Int8):
             return jax.lax.ragged_dot(x, w, sizes)
         y = jax.lax.ragged_dot(x, w.values.astype(x.dtype), sizes, preferred_element_type=jnp.float32)
         return (y * w.scale[expert[order]]).astype(x.dtype)
 
+    multiply = _whole(product, lambda bias: bias[expert[order]])
     x = _permuted(jnp.broadcast_to(h[:, None], (n, k, h.shape[-1])).reshape(n * k, -1), order, back)
-    y = _permuted(product(inner(product(x, gate), product(x, up)), down), back, order)
+    y = _permuted(multiply(inner(multiply(x, gate), multiply(x, up)), down), back, order)
     return (y.reshape(n, k, -1).astype(jnp.float32) * routing.weights[..., None]).sum(1)
 
 
@@ -167,33 +187,32 @@ def _permuted(x, order, back):
 _permuted.defvjp(lambda x, order, back: (x[order], back), lambda back, g: (g[back], None, None))
 
 
-def every(h: Array, routing: Routing, gate: Kernel, up: Kernel, down: Kernel, inner: Inner = _SWIGLU) -> Array:
+def every(h: Array, routing: Routing, gate: Kernels, up: Kernels, down: Kernels, inner: Inner = _SWIGLU) -> Array:
     """Runs each expert on every token. This does the work of all experts. `grouped` must give the same result."""
 
-    def product(w: Kernel) -> Array:
-        if isinstance(w, Biased):
-            return product(w.kernel) + w.bias[:, None]
+    def product(x: Array, w: quantised.Matrix) -> Array:
+        sums = "nd,edf->enf" if x.ndim == 2 else "end,edf->enf"
         if not isinstance(w, quantised.Int8):
-            return jnp.einsum("nd,edf->enf", h, w)
-        y = jnp.einsum("nd,edf->enf", h, w.values.astype(h.dtype), preferred_element_type=jnp.float32)
-        return (y * w.scale[:, None]).astype(h.dtype)
+            return jnp.einsum(sums, x, w)
+        y = jnp.einsum(sums, x, w.values.astype(x.dtype), preferred_element_type=jnp.float32)
+        return (y * w.scale[:, None]).astype(x.dtype)
+
+    def summed(x: Array, w: quantised.Matrix) -> Array:
+        if not isinstance(w, quantised.Int8):
+            return jnp.einsum("enf,efd->nd", x, w, preferred_element_type=jnp.float32)
+        y = jnp.einsum("enf,efd->end", x, w.values.astype(x.dtype), preferred_element_type=jnp.float32)
+        return (y * w.scale[:, None]).sum(0)
 
     chosen = routing.chosen[..., None] == jnp.arange(routing.probabilities.shape[-1], dtype=jnp.int32)  # [n, k, E]
     weights = jnp.where(chosen, routing.weights[..., None], 0.0).sum(1)
-    mid = inner(product(gate), product(up))
+    multiply = _whole(product, lambda bias: bias[:, None])
+    mid = inner(multiply(h, gate), multiply(h, up))
     mid = (mid.astype(jnp.float32) * weights.T[..., None]).astype(h.dtype)
-    if isinstance(down, Biased):
-        bias = jnp.einsum("ne,ed->nd", weights, down.bias.astype(jnp.float32), precision="highest")
-        return _summed(mid, down.kernel) + bias
-    return _summed(mid, down)
 
+    def of_experts(bias: Array) -> Array:  # one for each token
+        return jnp.einsum("ne,ed->nd", weights, bias.astype(jnp.float32), precision="highest")
 
-def _summed(mid: Array, down: quantised.Matrix) -> Array:
-    """The sum over experts of their last products with ``mid [E, n, F]``, float32."""
-    if not isinstance(down, quantised.Int8):
-        return jnp.einsum("enf,efd->nd", mid, down, preferred_element_type=jnp.float32)
-    y = jnp.einsum("enf,efd->end", mid, down.values.astype(mid.dtype), preferred_element_type=jnp.float32)
-    return (y * down.scale[:, None]).sum(0)
+    return _whole(product, of_experts, summed)(mid, down)
 
 
 _FEW = 128  # tokens of a device: up to this many, an accelerator needs more time to read all experts than to multiply
@@ -272,10 +291,10 @@ _ROUTED = (
 )
 
 
-def _joined(w: Mapping[str, Any], *, first: Any = 1) -> tuple[Router, list[Kernel]]:
+def _joined(w: Mapping[str, Any], *, first: Any = 1) -> tuple[Router, list[Kernels]]:
     """The router, and the kernels of gate, up and down, out of the weights by name. The last bias is multiplied by
     ``first``, which is 0 where another device adds it."""
-    kernels: list[Kernel] = []
+    kernels: list[Kernels] = []
     for name in ("expert_gate", "expert_up", "expert_down"):
         bias = w.get(f"{name}_bias")
         if bias is not None and name == "expert_down":
@@ -333,59 +352,57 @@ class MixtureLayer(Layer):
             y, routing = run(h, kept, *jax.tree.map(lambda w: w[0], weights), first=here)
             return jax.lax.psum(y, "tensor"), routing
 
-        weights = [self.w[name] for name in names]
-        if self.mesh is None:
+        weights, mesh = [self.w[name] for name in names], self.mesh
+        if mesh is None:
             return run(h, self.kept, *weights)
-        shards = spec(("shard",), ROLLOUT)
-        copies = [_copies(w, self.mesh, name) for name, w in zip(names, weights, strict=True)]
-        cuts = [_cut_copies(name, w) for name, w in zip(names, weights, strict=True)]
-        run_shards = jax.shard_map(whole, mesh=self.mesh, in_specs=(shards, shards, *cuts), out_specs=shards)
+        shards, axes = spec(("shard",), ROLLOUT), [DECODER[name].axes[1:] for name in names]
+        copies = [_each(lambda x, axes: _copies(x, mesh, axes), w, of) for w, of in zip(weights, axes, strict=True)]
+        cuts = [_each(lambda _, axes: _cut_copies(axes), w, of) for w, of in zip(weights, axes, strict=True)]
+        run_shards = jax.shard_map(whole, mesh=mesh, in_specs=(shards, shards, *cuts), out_specs=shards)
         return run_shards(h, self.kept, *copies)
 
 
+def _each(f: Callable[[Array, tuple[str, ...]], Any], w: Any, axes: tuple[str, ...]) -> Any:
+    """Applies ``f(array, logical axes)`` to each array of a layer's weight."""
+    if isinstance(w, Adapted):
+        return w.each(lambda x, axes, _: f(x, axes), axes, None)
+    if isinstance(w, quantised.Int8):
+        return quantised.Int8(f(w.values, axes), f(w.scale, axes[:-2] + axes[-1:]))
+    return f(w, axes)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _copies(w: Any, mesh: Mesh, name: str) -> Any:
+def _copies(w: Array, mesh: Mesh, axes: tuple[str, ...]) -> Array:
     """A gathered weight as each batch shard has it, ``[shards, ...]``. Nothing moves.
 
     The gradient of an array that all shards have is summed over the shards, and each shard would get the whole sum. The
     copies have gradients of their own, so that their sum can be scattered over ``fsdp``.
     """
-    add_axis = functools.partial(jax.tree.map, lambda x: x[None])
-    return jax.shard_map(add_axis, mesh=mesh, in_specs=(_cut(name, w),), out_specs=_cut_copies(name, w))(w)
+    cut = spec(axes, ROLLOUT)
+    return jax.shard_map(lambda x: x[None], mesh=mesh, in_specs=cut, out_specs=_cut_copies(axes))(w)
 
 
-def _sum_of_copies(mesh: Mesh, name: str, _: None, g: Array) -> tuple[Array]:
-    axes = DECODER[name].axes[1:]
-
+def _sum_of_copies(mesh: Mesh, axes: tuple[str, ...], _: None, g: Array) -> tuple[Array]:
     def own_part(g: Array) -> Array:
-        if "embed" not in axes:
-            return jax.lax.psum(g[0], ("fsdp", "data"))
-        part = jax.lax.psum_scatter(g[0], "fsdp", scatter_dimension=axes.index("embed"), tiled=True)
+        if "embed" in axes:
+            part = jax.lax.psum_scatter(g[0], "fsdp", scatter_dimension=axes.index("embed"), tiled=True)
+        else:
+            part = jax.lax.psum(g[0], "fsdp")
         return jax.lax.psum(part, "data")
 
-    return (jax.shard_map(own_part, mesh=mesh, in_specs=_cut_copies(name, g), out_specs=spec(axes, TRAIN))(g),)
+    return (jax.shard_map(own_part, mesh=mesh, in_specs=_cut_copies(axes), out_specs=spec(axes, TRAIN))(g),)
 
 
-_copies.defvjp(lambda w, mesh, name: (_copies(w, mesh, name), None), _sum_of_copies)
+_copies.defvjp(lambda w, mesh, axes: (_copies(w, mesh, axes), None), _sum_of_copies)
 
 
-def _cut_copies(name: str, w: Any) -> Any:
-    """How the `_copies` of a weight are sharded."""
-    shard = spec(("shard",), ROLLOUT)
-    return jax.tree.map(lambda cut: PartitionSpec(*shard, *cut), _cut(name, w))
-
-
-def _cut(name: str, w: Any) -> Any:
-    """How a layer's weight is sharded while it multiplies."""
-    axes, summed = DECODER[name].axes[1:], DECODER[name].summed - 1
-    whole = spec(axes, ROLLOUT)
-    if not isinstance(w, quantised.Int8):
-        return whole
-    return quantised.Int8(whole, spec(axes[:summed] + axes[summed + 1 :], ROLLOUT))
+def _cut_copies(axes: tuple[str, ...]) -> PartitionSpec:
+    """How the `_copies` of an array are sharded."""
+    return PartitionSpec(*spec(("shard",), ROLLOUT), *spec(axes, ROLLOUT))
 
 
 def layer(
-    block: Block | Mapping[str, Any],
+    weights: Mapping[str, Any],
     config: DecoderConfig,
     compute: Compute,
     one: Array | None = None,
@@ -393,12 +410,11 @@ def layer(
     separately: bool = False,
     kept: Array | None = None,
 ) -> Layer:
-    """The block's weights, gathered and cast: a `Layer`, or a `MixtureLayer` if they have a router.
+    """A layer's weights, gathered and cast: a `Layer`, or a `MixtureLayer` if they have a router.
 
     Raises:
       ValueError: there are choices of experts (`MixtureLayer.kept`), but no experts.
     """
-    weights = block if isinstance(block, Mapping) else nnx.to_pure_dict(nnx.state(block))
     if "router" not in weights:
         if kept is not None:
             raise ValueError("choices of experts for a decoder without experts")

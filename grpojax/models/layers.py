@@ -330,7 +330,13 @@ class Layer:
     def _linear(self, x: Array, name: str) -> Array:
         # Two-dimensional, so that the weight's gradient sums over one axis. Over several, XLA:CPU copies transposes.
         w, rows = self.w[name], x.reshape(-1, x.shape[-1])
-        y = w.after(rows) if isinstance(w, TransposedKernel | Adapted) else quantised.matmul(rows, w)
+        exact = DECODER[name].exact
+        precision = "highest" if exact else None
+        rows = rows.astype(jnp.float32) if exact else rows
+        if isinstance(w, TransposedKernel):
+            y = w.after(rows)
+        else:
+            y = w.after(rows, precision) if isinstance(w, Adapted) else quantised.matmul(rows, w, precision)
         y = y + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y
         return y.reshape(*x.shape[:-1], -1)
 

@@ -34,6 +34,7 @@ class Int8(NamedTuple):
 
 
 Matrix = Array | Int8
+Precision = Literal["highest"] | None  # of a product, as jax.numpy.matmul takes it
 
 CACHE_SCALE = jnp.bfloat16  # half the bytes of float32; adds no error, since values are rounded with the rounded scale
 
@@ -61,15 +62,16 @@ def quantise(w: Array, axis: int, scale_dtype: DTypeLike = jnp.float32) -> Int8:
     return Int8(values.astype(jnp.int8), kept)
 
 
-def matmul(x: Array, w: Matrix) -> Array:
+def matmul(x: Array, w: Matrix, precision: Precision = None) -> Array:
     """``x [n, in]`` times ``w [in, out]``: ``[n, out]`` in ``x``'s dtype. Sums with eight-bit weights are float32.
+    ``precision`` is that of other products.
 
     Example:
       >>> matmul(jnp.ones((1, 2)), quantise(jnp.array([[1.27, 2.54], [-0.5, 0.0]]), 0)).round(2).tolist()
       [[0.7699999809265137, 2.5399999618530273]]
     """
     if not isinstance(w, Int8):
-        return x @ w
+        return jnp.matmul(x, w, precision=precision)
     y = jnp.matmul(x, w.values.astype(x.dtype), preferred_element_type=jnp.float32)
     return (y * w.scale).astype(x.dtype)
 

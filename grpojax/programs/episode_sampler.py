@@ -225,8 +225,8 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
         window = jnp.where(kind.windowed, c.window, FAR)
         return in_prompt[:, None, None] & (prompt_age < window), seen & (chunk.age < window)
 
-    def layer(x: Array, block: Any, prompt: Any, kind: LayerKind, keys: Array, values: Array) -> tuple[Array, Any]:
-        one = dec.layer(nnx.merge(constants.graph, block), c, compute, separately=compute.on_gpu)
+    def layer(x: Array, weights: Any, prompt: Any, kind: LayerKind, keys: Array, values: Array) -> tuple[Array, Any]:
+        one = dec.layer(weights, c, compute, separately=compute.on_gpu)
         q, k, v = one.qkv(x, tables_of_layer(tables, kind))
         keys, values = put(keys, k), put(values, v)
         grouped = q.reshape(rows, slots, size, k.shape[2], -1, c.head_dim)
@@ -243,8 +243,8 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
         return [k for k, _ in done], [v for _, v in done]
 
     def step(x: Array, args: Any) -> tuple[Array, Any]:
-        (block, prompt, kind), keys, values = args
-        return layer(x, block, prompt, kind, keys, values)
+        (weights, prompt, kind), keys, values = args
+        return layer(x, weights, prompt, kind, keys, values)
 
     read = constants.blocks, constants.prompt_kv, kinds
     return jax.lax.scan(step, x, (read, *caches))[1]
@@ -263,7 +263,7 @@ def _attend(
     sinks = None if logits.sinks is None else logits.sinks.reshape(q.shape[3:5])
 
     def of_shard(sinks: Array | None, *xs: Any) -> Array:
-        return jax.lax.map(lambda x: _attend_one(*x, logits.cap, sinks), xs)
+        return jax.lax.map(lambda x: _attend_one(*x, cap=logits.cap, sinks=sinks), xs)
 
     if mesh is not None:
         shard, heads, grouped = (
@@ -281,6 +281,7 @@ def _attend_one(
     prompt: Any,
     cache: tuple[Array, Array],
     masks: tuple[Array, Array],
+    *,
     cap: float,
     sinks: Array | None,
 ) -> Array:

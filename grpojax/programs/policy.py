@@ -144,7 +144,7 @@ class Policy:
     def load(self) -> "Policy":
         """Reads the weights; returns the policy."""
         if self.adapter is not None and self.adapter.path is not None:
-            hf.peft.check(self.adapter)
+            hf.peft.check(self.adapter, self.config)
         dtype = None if self.adapter is None else self.compute.dtype  # frozen weights need no higher precision
         _, params = state.split(hf.load(self.folder, tokenizer=self.tokenizer, mesh=self.mesh, dtype=dtype))
         self.params = params if self.adapter is None else adapters.on_base(params, self.adapter)

@@ -126,8 +126,8 @@ def sample_groups(
         raise UserError(f"decode_slots={config.decode_slots}: partial samples need slots of their own; set 0")
     if partial is not None and config.router_replay:
         raise UserError(
-            "router_replay=true: partial samples are read again, by weights whose routers may choose other experts; set "
-            "it to false"
+            "router_replay=true: partial samples are read again, by weights whose routers may choose other experts; "
+            "set it to false"
         )
     how = {"eos_ids": eos_ids, "compute": compute, "partial": partial, "left": left}
     return _sample(graph, params, prompts, key, config, **how)
@@ -186,9 +186,8 @@ class DecodeConstants:
       compute: how to run the decoder.
       ring: layout of the slots' caches.
       model: the decoder, used for its embeddings and its last norm.
-      graph: structure of one of the decoder's blocks.
-      blocks: weights of the decoder's blocks, stacked or as a list (`kv_cache.unrolls`); transposed on a CPU. If the
-        decoder has delta nets, it is a list with each layer's weights by name.
+      blocks: weights of the decoder's layers by name, stacked, or as a list of layers (`kv_cache.unrolls`, or if the
+        decoder has delta nets); transposed on a CPU.
       eos: ``[n]`` int32, tokens that end a sample.
       prompt_kv: keys and values of the prompts. Each layer that attends has ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``;
         the layers are stacked or a list.
@@ -204,7 +203,6 @@ class DecodeConstants:
     compute: Compute
     ring: kv_cache.Ring
     model: Decoder
-    graph: nnx.GraphDef
     blocks: Any
     eos: Array
     prompt_kv: tuple[Any, Any]
@@ -268,14 +266,12 @@ def constants_of(
     compute: Compute,
 ) -> DecodeConstants:
     """What decode steps read, after the prefill of the prompts."""
-    graph, blocks = nnx.split(model.layers)
     return DecodeConstants(
         config=config,
         compute=compute,
         ring=kv_cache.ring(config.max_tokens, compute),
         model=model,
-        graph=graph,
-        blocks=_blocks(blocks, model.config, compute),
+        blocks=_blocks(nnx.to_pure_dict(nnx.state(model.layers)), model.config, compute),
         eos=jnp.asarray(eos_ids, jnp.int32),
         prompt_kv=prompt_kv,
         prompt_delta=prompt_delta,
@@ -309,9 +305,9 @@ def _of_delta_nets(read: States | None) -> list[States]:
     return [] if read is None else kv_cache.per_layer(jax.tree.map(lambda x: x[:, :, 0], read), True)
 
 
-def _blocks(stacked: Any, config: DecoderConfig, compute: Compute) -> Any:
+def _blocks(stacked: dict[str, Any], config: DecoderConfig, compute: Compute) -> Any:
     if not config.uniform:
-        listed = {name: kv_cache.per_layer(w, True) for name, w in nnx.to_pure_dict(stacked).items()}
+        listed = {name: kv_cache.per_layer(w, True) for name, w in stacked.items()}
         layers = delta_net.by_layer(listed, config.kinds)
     else:
         layers = kv_cache.per_layer(stacked, kv_cache.unrolls(compute))
@@ -435,8 +431,8 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
         return x, None if one.routing is None or not config.router_replay else experts.kept_choices(one.routing)
 
     def body(x, layer, write):
-        block, prompt, kind = layer
-        one = dec.layer(nnx.merge(constants.graph, block), c, compute, separately=compute.on_gpu)
+        weights, prompt, kind = layer
+        one = dec.layer(weights, c, compute, separately=compute.on_gpu)
         return attends(one, x, prompt, kind, write)
 
     prompts, states, delta = iter(constants.prompt_kv), iter(zip(s.delta, constants.prompt_delta, strict=True)), []

@@ -144,13 +144,17 @@ def make_reshard(
 
     def place(path: Any, x: Any) -> Any:
         axes, weight = axes_of(path, x), DECODER[leaf_name(path)]
-        eight, kept = weights == "int8" and is_matrix(path, x) and not weight.exact, x.dtype if weight.exact else dtype
+        eight = weights == "int8" and is_matrix(path, x) and not weight.exact
+
+        def cast(w: Any) -> Any:
+            return w if weight.exact else w.astype(dtype)
+
         if axes[0] != "layers":
-            return eight_bits(x, axes, weight.summed) if eight else gathered(x.astype(kept), *axes)
+            return eight_bits(x, axes, weight.summed) if eight else gathered(cast(x), *axes)
 
         def whole(w: Any) -> Any:
             w = merged(w)
-            return eight_bits(w, axes[1:], weight.summed - 1) if eight else gathered(w.astype(kept), *axes[1:])
+            return eight_bits(w, axes[1:], weight.summed - 1) if eight else gathered(cast(w), *axes[1:])
 
         # One layer after the other: gathering all at once needs temporaries of the size of all weights.
         return jax.lax.map(whole, x) if mesh is not None else jax.vmap(whole)(x)
@@ -172,7 +176,8 @@ def make_cast_of_factors(compute: Compute) -> Callable[[Any], dict[str, Array]]:
     adapters.check_base_is_whole(1 if mesh is None else mesh.shape["fsdp"])
 
     def cast(params: Any) -> dict[str, Array]:
-        return {name: x.astype(dtype) for name, x in adapters.factors_of(params).items()}
+        factors = adapters.factors_of(params)
+        return {name: x if adapters.FACTORS[name].exact else x.astype(dtype) for name, x in factors.items()}
 
     return program("reshard", cast)
 

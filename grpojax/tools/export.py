@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         if adapter is not None and not args.merged:
             factors = adapters.factors_of(params)
-            hf.peft.save(args.to, factors, adapter, base=_base(config.model.path, policy.folder), dtype=args.dtype)
+            base = _base(config.model.path, policy.folder)
+            hf.peft.save(args.to, factors, adapter, policy.config, base=base, dtype=args.dtype)
         else:
             whole = params if adapter is None else adapters.merged(params, args.dtype, policy.mesh)
             model = nnx.merge(policy.graph, whole)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, DecoderConfig, adapters, delta_net, flops, kv_heads
+from grpojax.models import Compute, DecoderConfig, adapters, delta_net, flops, kv_heads, sharding
 from grpojax.programs import batch_shards as cut
 from grpojax.programs import kv_cache, packing
 from grpojax.run.calls import times_a_step
@@ -167,10 +167,12 @@ class _Work:
         """Bytes of the weights that learn on a chip, in float32."""
         if (adapter := self.config.model.adapter) is None:
             return 4 * self.parameters / self.fsdp / self.tensor
-        cuts = {"embed": self.fsdp, "heads": self.tensor, "kv_heads": self.tensor, "mlp": self.tensor}
-        factors = adapters.abstract(adapter, self.model).items()
-        parts = (math.prod(cuts.get(axis, 1) for axis in adapters.FACTORS[name].axes) for name, _ in factors)
-        return sum(4 * math.prod(x.shape) / n for (_, x), n in zip(factors, parts, strict=True))
+        devices = {"fsdp": self.fsdp, "tensor": self.tensor}
+        total = 0.0
+        for name, x in adapters.abstract(adapter, self.model).items():
+            cut_over = (axis for of_weight in adapters.FACTORS[name].axes for axis in sharding.TRAIN[of_weight])
+            total += 4 * math.prod(x.shape) / math.prod(devices[axis] for axis in cut_over)
+        return total
 
     @property
     def base(self) -> float:
@@ -178,7 +180,7 @@ class _Work:
         if (adapter := self.config.model.adapter) is None:
             return 0.0
         size = 2 if self.config.model.dtype == "bfloat16" else 4
-        linear = flops.matmul_weights(self.model)
+        linear = flops.all_layers_weights(self.model)
         total = linear * (1 if adapter.base == "int8" else size) + (self.parameters - linear) * size
         return total / self.fsdp / self.tensor
 

@@ -82,9 +82,8 @@ def test_in_sixteen_bits_the_router_stays_in_float32():
             np.testing.assert_array_equal(made["layers"][name][...], params["layers"][name][...])
         norm = made["layers"]["mlp_norm"][...]
         assert norm.dtype == jnp.bfloat16
-    graph, rollout = nnx.split(nnx.merge(random_decoder(SHARED)[0], params))
-    block = jax.tree.map(lambda x: x[0], rollout["layers"])
-    layer = experts.layer(nnx.merge(nnx.split(nnx.merge(graph, params).layers)[0], block), SHARED, half)
+    of_layer = jax.tree.map(lambda x: x[0], nnx.to_pure_dict(params)["layers"])
+    layer = experts.layer(of_layer, SHARED, half)
     assert layer.w["router"].dtype == jnp.float32 and layer.w["expert_up"].dtype == jnp.bfloat16
 
 

@@ -15,7 +15,7 @@ from plain_decoder import BASE, FAMILIES, ragged_batch, random_decoder, some_pro
 
 from grpojax import models
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, adapters, flops, score, sharding
+from grpojax.models import Compute, flops, score, sharding
 from grpojax.models import decoder as dec
 from grpojax.models.weight_table import shardings
 from grpojax.programs import packing, state
@@ -150,11 +150,6 @@ def test_in_sixteen_bits_sampler_and_trainer_are_near_each_other():
     rows = jax.tree.map(lambda x: x[0], packed.rows)
     logps = layout.unpack(np.asarray(score(graph, params, rows, half).logps)[None])
     assert np.abs(logps - out.logps)[np.arange(9) < out.lengths[..., None]].max() < 0.3
-
-
-def test_adapters_are_refused_by_name():
-    with pytest.raises(UserError, match="qwen3_5_text.*delta_q"):
-        adapters.abstract(adapters.AdapterConfig(rank=2), HYBRID)
 
 
 @pytest.mark.parametrize("layers", [(), (0, 1, 2, 3)])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from plain_decoder import BASE, MIXTURE, learning_batch, random_decoder, some_prompts
+from plain_decoder import BASE, FAMILIES, MIXTURE, learning_batch, random_decoder, some_prompts
 
 from grpojax import losses
 from grpojax.host.errors import UserError
@@ -24,6 +24,9 @@ from grpojax.types import PerToken, TrainBatch
 CONFIG = dataclasses.replace(
     BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=8, num_kv_heads=4
 )
+HYBRID = dataclasses.replace(FAMILIES["qwen3_5"], vocab_size=56)
+SHARED = dataclasses.replace(FAMILIES["qwen2_moe"], vocab_size=56)
+DECODERS = {"dense": CONFIG, "hybrid": HYBRID, "mixture": MIXTURE, "shared expert": SHARED}
 LORA = AdapterConfig(rank=3)
 KINDS = {
     "lora": LORA,
@@ -72,32 +75,43 @@ def dense(path, x):
     if not isinstance(x, adapters.Adapted):
         return x
     f = x.factors
-    w = x.base if isinstance(x.base, jax.Array) else x.base.values.astype(jnp.float32) * x.base.scale[:, None]
-    w = w + x.scale * jnp.einsum("lir,lro->lio", f.a, f.b)
+    w = x.base if isinstance(x.base, jax.Array) else x.base.values.astype(jnp.float32) * x.base.scale[..., None, :]
+    w = w + x.scale * jnp.einsum("...ir,...ro->...io", f.a, f.b)
     if f.magnitude is None:
         return w
     norms = np.linalg.norm(np.asarray(jax.lax.stop_gradient(w), np.float64), axis=1).astype(np.float32)
     return w * (f.magnitude / norms)[:, None]
 
 
-def test_a_start_leaves_the_base_bitwise_as_it_is():
-    graph, base = base_of(LORA)
-    want = score(graph, random_decoder(CONFIG)[1], rows(), Compute()).logps
-    factors = adapters.first(LORA, CONFIG, base, 0, None)
+@pytest.mark.parametrize("of", DECODERS)
+def test_a_start_leaves_the_base_bitwise_as_it_is(of):
+    decoder = DECODERS[of]
+    graph, base = base_of(LORA, decoder=decoder)
+    want = score(graph, random_decoder(decoder)[1], rows(), Compute()).logps
+    factors = adapters.first(LORA, decoder, base, 0, None)
     assert all(jnp.abs(x).max() > 0 for name, x in factors.items() if name.endswith("_a"))
     for params in (base, adapters.joined(base, factors)):
         np.testing.assert_array_equal(score(graph, params, rows(), Compute()).logps, want)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_factors_compute_what_the_dense_weight_does_merged_or_not(kind):
-    config = KINDS[kind]
-    graph, base = base_of(config)
-    factors = random_factors(config, base)
+@pytest.mark.parametrize(
+    ("of", "kind"),
+    [
+        *(("dense", kind) for kind in KINDS),
+        ("hybrid", "lora"),
+        ("hybrid", "int8 dora"),
+        ("mixture", "int8"),
+        ("shared expert", "lora"),
+    ],
+)
+def test_factors_compute_what_the_dense_weight_does_merged_or_not(of, kind):
+    config, decoder = KINDS[kind], DECODERS[of]
+    graph, base = base_of(config, decoder=decoder)
+    factors = random_factors(config, base, decoder=decoder)
     params = adapters.joined(base, factors)
     jax.tree.map(np.testing.assert_array_equal, adapters.factors_of(params), factors)
     got = score(graph, params, rows(), Compute()).logps
-    reshard = state.make_reshard(CONFIG, Compute(), adapted=True)
+    reshard = state.make_reshard(decoder, Compute(), adapted=True)
     for merged in (reshard(params), adapters.merged(params, "float32")):
         np.testing.assert_allclose(score(graph, merged, rows(), Compute()).logps, got, atol=2e-5)
     if kind != "attention":  # there the other layers have no factors
@@ -106,31 +120,51 @@ def test_factors_compute_what_the_dense_weight_does_merged_or_not(kind):
     assert jnp.abs(got - score(graph, base, rows(), Compute()).logps).max() > 1e-2
 
 
-@pytest.mark.parametrize("dora", [False, True])
-def test_the_gradient_of_factors_is_that_of_the_dense_weight(dora):
-    config = dataclasses.replace(LORA, dora=dora)
-    graph, base = base_of(config)
-    factors, loss = random_factors(config, base), loss_of(graph)
+@pytest.mark.parametrize(
+    ("of", "dora"), [("dense", False), ("dense", True), ("hybrid", True), ("shared expert", False)]
+)
+def test_the_gradient_of_factors_is_that_of_the_dense_weight(of, dora):
+    config, decoder = dataclasses.replace(LORA, dora=dora), DECODERS[of]
+    graph, base = base_of(config, decoder=decoder)
+    factors, loss = random_factors(config, base, decoder=decoder), loss_of(graph)
     micro = jax.tree.map(lambda x: x[0], packed_on(None))
     learns = policy_state.on_base(Learns(loss=loss, optimizer=optax.identity()))
     got = jax.grad(learns.loss, has_aux=True)(factors, {"base": base}, micro)[0]
     params = adapters.joined(base, factors)
     whole = jax.tree_util.tree_map_with_path(dense, params, is_leaf=adapters.is_adapted)
     grads = jax.grad(loss, has_aux=True)(whole, None, micro)[0]["layers"]
-    for name in adapters.LINEAR:
-        a, b, g, w = factors[f"{name}_a"], factors[f"{name}_b"], grads[name][...], whole["layers"][name][...]
+    of_a = dict.fromkeys(factors, 0.0)
+    for name in config.weights(decoder):
+        one = name if f"{name}_a" in factors else "delta_qkv"  # queries, keys and values of a delta net have one A
+        a, b, g, w = factors[f"{one}_a"], factors[f"{name}_b"], grads[name][...], whole["layers"][name][...]
         if dora:
             m = factors[f"{name}_magnitude"]
-            np.testing.assert_allclose(got[f"{name}_magnitude"], (g * w / m[:, None]).sum(1), atol=1e-5, rtol=1e-3)
+            norm_gradient = (g * w / m[:, None]).sum(1)
+            np.testing.assert_allclose(got[f"{name}_magnitude"], norm_gradient, atol=1e-5, rtol=1e-3, err_msg=name)
             plain = base["layers"][name].get_value().base + config.scale * a @ b
             g = g * (m / jnp.linalg.norm(plain, axis=1))[:, None]
-        np.testing.assert_allclose(got[f"{name}_a"], config.scale * g @ b.mT, atol=1e-5, rtol=1e-3)
-        np.testing.assert_allclose(got[f"{name}_b"], config.scale * a.mT @ g, atol=1e-5, rtol=1e-3)
+        np.testing.assert_allclose(got[f"{name}_b"], config.scale * a.mT @ g, atol=1e-5, rtol=1e-3, err_msg=name)
+        of_a[f"{one}_a"] += config.scale * g @ b.mT
+    for name in (name for name in factors if name.endswith("_a")):
+        np.testing.assert_allclose(got[name], of_a[name], atol=1e-5, rtol=1e-3, err_msg=name)
 
 
-def test_full_rank_and_orthogonal_a_take_the_step_of_the_dense_weight():
+WITH_16_ROWS = {
+    "dense": dataclasses.replace(CONFIG, num_heads=4, head_dim=4, intermediate_size=16),
+    "hybrid": dataclasses.replace(
+        HYBRID, hidden_size=16, head_dim=4, rotary_dim=2, intermediate_size=16,
+        delta=dataclasses.replace(HYBRID.delta, value_heads=2, value_size=8),
+    ),
+    "mixture": dataclasses.replace(
+        MIXTURE, hidden_size=16, head_dim=4, experts=dataclasses.replace(MIXTURE.experts, size=16)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("of", WITH_16_ROWS)
+def test_full_rank_and_orthogonal_a_take_the_step_of_the_dense_weight(of):
     """``ΔW = s A ΔB = -η s² A Aᵀ G``, which is ``-η s² G``."""
-    decoder = dataclasses.replace(CONFIG, num_heads=4, head_dim=4, intermediate_size=16)  # all weights are [16, 16]
+    decoder = WITH_16_ROWS[of]
     config = dataclasses.replace(LORA, rank=16, alpha=16.0 * 3)
     graph, base = base_of(config, decoder=decoder)
     factors = adapters.first(config, decoder, base, 0, None)
@@ -188,12 +222,19 @@ def learned(config, sizes, updates=2, decoder=CONFIG):
     return made.params, metrics, reshard(adapters.joined(base, made.params))
 
 
-@pytest.mark.parametrize("sizes", [None, (2, 1, 4)])
-@pytest.mark.parametrize("kind", ["lora", "int8"])
-def test_base_and_factors_draw_what_an_update_scores(kind, sizes):
-    mesh = mesh_of(sizes)
-    graph, base = base_of(KINDS[kind], mesh)
-    factors, compute = random_factors(KINDS[kind], base, mesh), Compute(mesh=mesh)
+@pytest.mark.parametrize(
+    ("of", "kind", "sizes"),
+    [
+        *(("dense", kind, sizes) for kind in ("lora", "int8") for sizes in (None, (2, 1, 4))),
+        ("hybrid", "lora", (4, 1, 2)),
+        ("hybrid", "int8", None),
+        ("mixture", "int8", (4, 1, 2)),
+    ],
+)
+def test_base_and_factors_draw_what_an_update_scores(of, kind, sizes):
+    mesh, decoder = mesh_of(sizes), DECODERS[of]
+    graph, base = base_of(KINDS[kind], mesh, decoder)
+    factors, compute = random_factors(KINDS[kind], base, mesh, decoder), Compute(mesh=mesh)
     cast = state.make_cast_of_factors(compute)(adapters.joined(base, factors))
     config = SamplerConfig(group=3, max_tokens=9, decode_slots=2)
     prompts = some_prompts(8)
@@ -218,12 +259,21 @@ def test_a_base_that_is_cut_over_fsdp_must_be_merged():
         state.make_cast_of_factors(Compute(mesh=mesh_of((4, 2, 1))))
 
 
-@pytest.mark.in_ci("int8 dora-sizes3")
+MESHES = [(1, 8, 1), (2, 4, 1), (8, 1, 1), (2, 2, 2), (1, 1, 8)]
+
+
+@pytest.mark.in_ci("dense-int8 dora-sizes8", "hybrid-lora-sizes11", "shared expert-lora-sizes15")
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(1, 8, 1), (2, 4, 1), (8, 1, 1), (2, 2, 2), (1, 1, 8)])
-@pytest.mark.parametrize("kind", ["lora", "int8 dora"])
-def test_adapters_learn_alike_on_any_mesh(kind, sizes):
-    want, got = learned(KINDS[kind], None), learned(KINDS[kind], sizes)
+@pytest.mark.parametrize(
+    ("of", "kind", "sizes"),
+    [
+        *(("dense", kind, sizes) for kind in ("lora", "int8 dora") for sizes in MESHES),
+        *(("hybrid", kind, sizes) for kind in ("lora", "int8 dora") for sizes in ((1, 8, 1), (2, 2, 2))),
+        *(("shared expert", kind, sizes) for kind in ("lora", "int8") for sizes in ((1, 8, 1), (2, 2, 2))),
+    ],
+)
+def test_adapters_learn_alike_on_any_mesh(of, kind, sizes):
+    want, got = (learned(KINDS[kind], s, decoder=DECODERS[of]) for s in (None, sizes))
     for name, x in got[0].items():
         assert x.sharding.is_equivalent_to(sharding.named(mesh_of(sizes), adapters.FACTORS[name].axes), x.ndim)
         np.testing.assert_allclose(x, want[0][name], atol=2e-5, err_msg=name)
@@ -248,16 +298,34 @@ def test_attention_of_a_mixture_learns_and_its_experts_stay():
         np.testing.assert_allclose(x, want[0][name], atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("kind", ["lora", "int8"])
+def test_grouped_products_of_experts_with_factors_equal_those_of_all_tokens(kind):
+    graph, base = base_of(KINDS[kind], decoder=MIXTURE)
+    factors = random_factors(KINDS[kind], base, decoder=MIXTURE)
+    micro = jax.tree.map(lambda x: x[0], packed_on(None))
+
+    def run(experts):
+        learns = policy_state.on_base(Learns(loss=loss_of(graph, Compute(experts=experts)), optimizer=optax.identity()))
+        return jax.value_and_grad(learns.loss, has_aux=True)(factors, {"base": base}, micro)
+
+    (got, _), grads = run("grouped")
+    (want, _), of_all = run("every")
+    assert float(got) == pytest.approx(float(want), rel=1e-5)
+    for name, g in of_all.items():
+        assert jnp.abs(g).max() > 1e-4
+        np.testing.assert_allclose(grads[name], g, atol=1e-5 * float(jnp.abs(g).max()) + 1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "decoder", "said"),
     [
-        (LORA, "gate_proj, up_proj, down_proj .*\nset .*target=.q_proj,k_proj,v_proj,o_proj.$"),
-        (dataclasses.replace(KINDS["attention"], base="int8"), "base='int8': .*set it to compute"),
+        (KINDS["dora"], MIXTURE, "dora=true: experts .*\nset it to false, or .*=.q_proj,k_proj,v_proj,o_proj.$"),
+        (dataclasses.replace(LORA, target=("q_proj", "out_proj")), CONFIG, "out_proj of a qwen2 .*\nset .*q_proj,"),
     ],
 )
-def test_experts_have_no_factors_and_no_eight_bits(config, said):
+def test_layers_that_cannot_have_factors_are_refused(config, decoder, said):
     with pytest.raises(UserError, match=said):
-        adapters.abstract(config, MIXTURE)
+        adapters.abstract(config, decoder)
 
 
 def test_a_mesh_starts_with_the_same_factors():

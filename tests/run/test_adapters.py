@@ -258,6 +258,8 @@ def test_supervised_runs_learn_factors_and_go_on(recipe, tmp_path, kind):
         made = load(recipes[kind], [*RANK, f"run.dir={tmp_path / name}", *more])
         return finetune.FineTune(made, jax.devices()[:1])
 
+    with pytest.raises(UserError, match="model.adapter.merged=false: .*leave it out"):
+        run_of("refused", "model.adapter.merged=false")
     assert run_of("whole").run() and run_of("parts", "train.steps=4").run() and run_of("parts").run()
     lines = [line for line in numbers(tmp_path / "whole") if "eval/loss" in line]
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"] - 0.015

@@ -1,4 +1,4 @@
-"""A model with gated delta nets is trained, and leaves as transformers reads it."""
+"""A model with gated delta nets is trained, whole or by factors, and leaves as transformers and peft read it."""
 
 import jax
 import numpy as np
@@ -8,6 +8,12 @@ from runs import numbers
 from tiny_run import make_teacher
 
 from grpojax import models
+from grpojax.host.errors import UserError
+from grpojax.models import Compute
+from grpojax.models import decoder as dec
+from grpojax.programs.policy import PolicyShape, Sampling
+from grpojax.run.parts.critic import critic_model
+from grpojax.run.sections import CriticConfig
 from grpojax.tools import cli
 
 SIZES = dict(
@@ -38,3 +44,38 @@ def test_a_step_trains_every_part_and_the_export_scores_as_transformers_does(rec
         assert np.abs(np.asarray(a) - np.asarray(b)).max() > 1e-4, name
     for ours, theirs in zip(our_logps(trained), their_logps(their(tmp_path / "out", dtype="auto")), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
+
+
+def test_factors_learn_and_leave_for_peft_and_merged(recipe, folder, tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is absent: pip install 'grpojax[test-all]'")
+    run = tmp_path / "run"
+    given = [f"model.path={folder}", "train.eval_every=0", "optimizer.learning_rate=0.02", "model.adapter.rank=4"]
+    given += ["mesh.fsdp=2", f"mesh.data={jax.device_count() // 2}"]
+    assert cli.main(["train", str(recipe), f"run.dir={run}", "train.steps=5", *given]) == 0
+    lines = [line for line in numbers(run) if "reward" in line]
+    assert lines[-1]["reward"] > lines[0]["reward"] + 0.2  # rewarded for length, it writes longer
+    assert max(line["sampling/logp_difference_max"] for line in lines) < 1e-4 and lines[-1]["kl"] > 1e-4
+    assert not (run / "checkpoints" / "5" / "base_params").exists()
+    for name, more in (("peft", []), ("whole", ["--merged"])):
+        assert cli.main(["export", str(run), "--to", str(tmp_path / name), *more]) == 0
+    ours = our_logps(models.load(tmp_path / "whole"))
+    adapted = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "peft", attn_implementation="eager").eval()
+    for theirs in (their_logps(adapted), their_logps(their(tmp_path / "whole", dtype="auto"))):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
+    start = [f"run.dir={tmp_path / 'start'}", "train.steps=1", f"model.adapter.path={tmp_path / 'peft'}"]
+    given = [x for x in given if not x.startswith("mesh.")]
+    start += ["model.adapter.merged=false", "mesh.fsdp=1", f"mesh.data={jax.device_count()}"]
+    assert cli.main(["train", str(recipe), *start, *given]) == 0
+    line = next(line for line in numbers(tmp_path / "start") if "reward" in line)
+    assert line["kl"] > 1e-4 and line["sampling/logp_difference_max"] < 1e-4
+
+
+def test_a_critic_with_layers_of_one_kind_is_refused_by_its_setting(folder):
+    config = models.load(folder).config
+    shape = PolicyShape(
+        config=config, graph=dec.abstract(config)[0], compute=Compute(), sampling=Sampling(None, Compute())
+    )
+    with pytest.raises(UserError, match="critic.layers=1: .*\nset critic.layers to at least 2"):
+        critic_model(CriticConfig(layers=1), shape)
+    assert critic_model(CriticConfig(layers=2), shape).config.num_layers == 2

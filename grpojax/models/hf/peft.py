@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from grpojax.models.adapters import FACTORS, LINEAR, AdapterConfig, Target, abst
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import text_part
 from grpojax.models.hf.folder import read_json, write_json
-from grpojax.models.hf.weights import joined, open_file
+from grpojax.models.hf.weights import Tensor, joined, joined_shape, names_of, open_file
 from grpojax.models.hf.writing import appearing
 from grpojax.models.sharding import named
 from grpojax.models.weight_table import DECODER
@@ -25,7 +25,6 @@ from grpojax.types import Array
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
-_KINDS = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 # Keys of adapter_config.json that change nothing about what saved factors compute.
 _OF_TRAINING = {
     "auto_mapping",
@@ -44,6 +43,8 @@ _OF_TRAINING = {
     "task_type",
 }
 _READ = {"r", "lora_alpha", "target_modules", "use_rslora", "use_dora", "peft_type", "bias", "init_lora_weights"}
+# Families that transformers reads without images from a folder of a model with images, by the names of a text model.
+_READ_WITHOUT_IMAGES = ("qwen3_5_text",)
 _STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # others change the base
 
 
@@ -73,7 +74,7 @@ def read_config(path: str | os.PathLike) -> tuple[AdapterConfig, str]:
     config = AdapterConfig(
         rank=raw.get("r", 8),
         alpha=raw.get("lora_alpha", 8),
-        target=tuple(name for name in LINEAR.values() if name in modules),
+        target=tuple(name for name in get_args(Target) if name in modules),
         rslora=bool(raw.get("use_rslora")),
         dora=bool(raw.get("use_dora")),
         path=str(path),
@@ -88,31 +89,36 @@ def load(config: AdapterConfig, decoder: DecoderConfig, mesh: Mesh | None = None
       UserError: it was made with other settings than ``config`` has, or for a model of another shape.
     """
     assert config.path is not None
-    check(config)
-    wanted, made = abstract(config, decoder), dict[str, Array]()
+    check(config, decoder)
+    shapes = {ours: x.shape for ours, x in abstract(config, decoder).items()}
+    tensors, made = _tensors(shapes, decoder), {ours: np.empty(shape, np.float32) for ours, shape in shapes.items()}
     with open_file(files.path(config.path) / WEIGHTS) as f:
         there = {name: tuple(f.get_slice(name).get_shape()) for name in f.keys()}
-        expected = {n: s for ours, x in wanted.items() for n, s in zip(_names(ours, x.shape), _shapes(x), strict=True)}
+        parts = _parts(tensors, decoder)
+        expected = {name: joined_shape(decoder.family, name, of, tensors) for name, of in parts.items()}
         if there != expected:
             wrong = sorted(there.items() ^ expected.items())
             raise UserError(
                 f"{config.path} is no adapter of this model: {wrong[0][0]} {list(wrong[0][1])} is not on both sides, "
                 f"and {len(wrong) - 1} more\ntake the base that it was trained on"
             )
-        for ours, x in wanted.items():
-            tensors = [np.asarray(f.get_slice(name)[:]).astype(np.float32).T for name in _names(ours, x.shape)]
-            made[ours] = processes.place(np.stack(tensors), named(mesh, FACTORS[ours].axes))
-    return made
+        for name, of in parts.items():
+            rows = np.asarray(f.get_slice(name)[:]).astype(np.float32)
+            ends = np.cumsum([tensors[part].shape[0] for part in of])
+            for part, mine in zip((tensors[part] for part in of), np.split(rows, ends[:-1]), strict=True):
+                made[part.ours][part.at] = mine.T
+    return {ours: processes.place(x, named(mesh, FACTORS[ours].axes)) for ours, x in made.items()}
 
 
-def check(config: AdapterConfig) -> None:
+def check(config: AdapterConfig, decoder: DecoderConfig) -> None:
     """Raises `UserError` where the folder in ``config.path`` was made with other settings."""
     assert config.path is not None
     found, _ = read_config(config.path)
     names = ("rank", "alpha", "rslora", "dora")
     differ = {name: getattr(found, name) for name in names if getattr(found, name) != getattr(config, name)}
-    if set(found.target) != set(config.target):
-        differ["target"] = f"[{','.join(found.target)}]"
+    targets = found.target or ()
+    if set(targets) != set(config.layers(decoder)):
+        differ["target"] = f"[{','.join(targets)}]"
     if differ:
         given = " ".join(f"model.adapter.{name}={str(x).lower()}" for name, x in differ.items())
         raise UserError(f"model.adapter.path={config.path!r} was made with other settings\nset {given}")
@@ -127,20 +133,36 @@ def check_modules(config: AdapterConfig, decoder: DecoderConfig, folder: epath.P
       decoder: config of the base.
       folder: the base's folder.
     """
-    name_of = {LINEAR[name]: str(DECODER[name].name).format(0) for name in config.names}
-    tensors: dict[str, Any] = dict.fromkeys(name_of.values())
-    there = joined(decoder.family, tensors)
-    elsewhere = [target for target, name in name_of.items() if name not in there]
-    if text_part(raw := read_json(files.path(folder) / "config.json")) is not raw:
-        elsewhere = list(name_of)
+    name_of = {str(DECODER[name].name).format(0, 0): LINEAR[name] for name in config.weights(decoder)}
+    whole = joined(decoder.family, dict.fromkeys(name_of, Tensor("", (), ())))
+    found = {name_of[part]: name.split(".")[-2] for name, parts in whole.items() for part in parts}
+    elsewhere = [layer for layer, there in found.items() if layer != there]
+    images = text_part(raw := read_json(files.path(folder) / "config.json")) is not raw
+    if images and decoder.family not in _READ_WITHOUT_IMAGES:
+        elsewhere = list(found)
     if elsewhere:
         raise UserError(
             f"peft finds no {', '.join(elsewhere)} in {folder}: they have other names there\nexport with --merged"
         )
+    names, why = config.weights(decoder), ""
+    if any(name.startswith("shared_") for name in names):
+        why = "to the expert that all tokens go to"
+    elif ("expert_gate" in names) != ("expert_up" in names):
+        why = "to only one of gate_proj and up_proj of experts"
+    elif "expert_gate" in names and config.rslora:
+        why = "with rslora=true to experts: their gate and up are one layer of twice the rank there"
+    if why:
+        raise UserError(f"peft cannot give factors {why}\nexport with --merged")
 
 
 def save(
-    path: str | os.PathLike, factors: Mapping[str, Array], config: AdapterConfig, *, base: str, dtype: str = "float32"
+    path: str | os.PathLike,
+    factors: Mapping[str, Array],
+    config: AdapterConfig,
+    decoder: DecoderConfig,
+    *,
+    base: str,
+    dtype: str = "float32",
 ) -> None:
     """Writes a folder that peft and `load` read; it appears whole or not at all.
 
@@ -150,20 +172,23 @@ def save(
       path: the new folder, local or in a bucket; it may exist if it is empty.
       factors: by the names in `grpojax.models.adapters.FACTORS`.
       config: what they were made with.
+      decoder: config of the base.
       base: the model that they belong to, as peft is to find it.
       dtype: of the file.
     """
-    tensors = dict[str, np.ndarray]()
-    for ours, x in factors.items():
-        whole = processes.fetch(x).astype(jax.numpy.dtype(dtype))
-        tensors |= {name: np.ascontiguousarray(w.T) for name, w in zip(_names(ours, x.shape), whole, strict=True)}
+    whole = {ours: processes.fetch(x).astype(jax.numpy.dtype(dtype)) for ours, x in factors.items()}
+    parts = _tensors({ours: x.shape for ours, x in whole.items()}, decoder)
+    tensors = {
+        name: np.ascontiguousarray(np.concatenate([whole[parts[part].ours][parts[part].at].T for part in of]))
+        for name, of in _parts(parts, decoder).items()
+    }
     described = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": config.rank,
         "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
-        "target_modules": sorted(config.target),
+        "target_modules": sorted(config.layers(decoder)),
         "use_rslora": config.rslora,
         "use_dora": config.dora,
         "lora_dropout": 0.0,
@@ -179,13 +204,16 @@ def save(
             write_json(small / CONFIG, described)
 
 
-def _names(ours: str, shape: tuple[int, ...]) -> list[str]:
-    """The tensors that hold a factor of all layers, one a layer."""
-    weight, _, kind = ours.rpartition("_")
-    name = (DECODER[weight].name or "").removesuffix("weight") + _KINDS[kind]
-    return [f"base_model.model.{name.format(i)}" for i in range(shape[0])]
+def _tensors(shapes: Mapping[str, tuple[int, ...]], decoder: DecoderConfig) -> dict[str, Tensor]:
+    """What each tensor holds, a factor of one layer, by our names; transposed, as peft has factors."""
+    ordered = [(ours, shapes[ours]) for ours in FACTORS if ours in shapes]  # as their rows are in a file
+    return {
+        name: Tensor(ours, at, shape[FACTORS[ours].lead :][::-1])
+        for ours, shape in ordered
+        for at, name in names_of(ours, shape, decoder, FACTORS).items()
+    }
 
 
-def _shapes(x: Any) -> list[tuple[int, ...]]:
-    """Of these tensors, which lie the other way round."""
-    return [x.shape[:0:-1]] * x.shape[0]
+def _parts(tensors: Mapping[str, Tensor], decoder: DecoderConfig) -> dict[str, list[str]]:
+    """The tensors of the file: of each the names of ours whose rows it has, one below the other."""
+    return {f"base_model.model.{name}": of for name, of in joined(decoder.family, tensors).items()}

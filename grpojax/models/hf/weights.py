@@ -18,7 +18,7 @@ from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.families import FAMILIES
 from grpojax.models.hf.folder import MERGE, damaged, read_json
 from grpojax.models.hf.in_bucket import TensorFile
-from grpojax.models.weight_table import DECODER, axes_of, layers_with, leaf_name
+from grpojax.models.weight_table import DECODER, WeightTable, axes_of, layers_with, leaf_name
 
 # What a safetensors header calls the dtypes that weights may have.
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -96,7 +96,9 @@ def tensors_of(params: Any, config: DecoderConfig) -> dict[str, Tensor]:
     return tensors
 
 
-def names_of(ours: str, shape: tuple[int, ...], config: DecoderConfig) -> dict[tuple[int, ...], str]:
+def names_of(
+    ours: str, shape: tuple[int, ...], config: DecoderConfig, table: WeightTable = DECODER
+) -> dict[tuple[int, ...], str]:
     """The tensors that hold a weight of ours with this shape, by their place in it: one, one a layer, or one a layer
     and expert.
 
@@ -108,7 +110,7 @@ def names_of(ours: str, shape: tuple[int, ...], config: DecoderConfig) -> dict[t
       >>> names_of("expert_up", (2, 3, 5, 7), config)[1, 2]
       'model.layers.1.mlp.experts.2.up_proj.weight'
     """
-    weight, layers = DECODER[ours], layers_with(DECODER[ours], config)
+    weight, layers = table[ours], layers_with(table[ours], config)
     name = weight.name or ""  # every weight of a decoder has one
     return {at: name.format(*(layers[i] for i in at[:1]), *at[1:]) for at in np.ndindex(shape[: weight.lead])}
 

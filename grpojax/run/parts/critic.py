@@ -40,6 +40,8 @@ from grpojax.types import Array, Tokens
 def critic_model(config: CriticConfig, policy: PolicyShape, critic: variants.Critic | None = None) -> CriticModel:
     """The critic of a recipe without its weights. If the variant has no ``critic``, it does not learn."""
     read = policy.config if config.path is None else hf.read_config(data.locate(config.path))
+    if config.layers is not None and read.hybrid:
+        _check_kinds(read, config.layers)
     model = CriticModel(
         config=models.trunk_config(read, config.layers),
         compute=policy.compute,
@@ -47,6 +49,16 @@ def critic_model(config: CriticConfig, policy: PolicyShape, critic: variants.Cri
         adapter=policy.adapter if config.path is None and config.layers is None else None,
     )
     return model if critic is None else dataclasses.replace(model, at=critic.at, loss=critic.loss)
+
+
+def _check_kinds(hybrid: DecoderConfig, layers: int) -> None:
+    """Raises `UserError` if the first ``layers`` layers of a hybrid are all of one kind."""
+    least = max(min(hybrid.layers_of(kind)) for kind in set(hybrid.kinds)) + 1
+    if layers < least:
+        raise UserError(
+            f"critic.layers={layers}: so many first layers of a {hybrid.family} model are of one kind, and it needs "
+            f"both\nset critic.layers to at least {least}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_hf
+import transformers
 from flax import nnx
 from hf_compare import our_logps, their, their_logps
 from safetensors.numpy import load_file, save_file
@@ -21,6 +22,7 @@ KINDS = {
     "lora": AdapterConfig(rank=4, alpha=8.0),
     "rslora": AdapterConfig(rank=3, alpha=1.5, target=("q_proj", "v_proj"), rslora=True),
     "dora": AdapterConfig(rank=4, target=("o_proj", "down_proj"), dora=True),
+    "all dora": AdapterConfig(rank=3, dora=True),
 }
 
 
@@ -36,12 +38,20 @@ def saved(folder, name="lora", model="qwen2"):
     tiny_hf.save(folder / "base", model)
     made = models.load(folder / "base")
     graph, base, factors = random_factors(KINDS[name], made)
-    hf.peft.save(folder / "peft", factors, KINDS[name], base=str(folder / "base"))
+    hf.peft.save(folder / "peft", factors, KINDS[name], made.config, base=str(folder / "base"))
     return made, graph, base, factors
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("model", ["qwen2", "llama"])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        *((model, name) for model in ("qwen2", "llama") for name in ("lora", "rslora", "dora")),
+        ("qwen3_5", "lora"),
+        ("qwen3_5", "all dora"),
+        ("qwen3-moe", "lora"),
+        ("olmoe", "lora"),
+    ],
+)
 def test_peft_scores_our_folder_as_we_do(tmp_path, name, model):
     peft = pytest.importorskip("peft", reason="peft is absent: pip install 'grpojax[test-all]'")
     _, graph, base, factors = saved(tmp_path, name, model)
@@ -67,20 +77,58 @@ def test_a_folder_that_peft_wrote_is_read_and_written_alike(tmp_path):
     assert (config.rank, config.alpha, config.target, config.rslora, config.dora) == (
         4, 8.0, ("q_proj", "up_proj"), False, False,
     )  # fmt: skip
-    factors = hf.peft.load(config, models.load(tmp_path / "base").config)
-    hf.peft.save(tmp_path / "ours", factors, config, base=str(tmp_path / "base"))
+    decoder = models.load(tmp_path / "base").config
+    factors = hf.peft.load(config, decoder)
+    hf.peft.save(tmp_path / "ours", factors, config, decoder, base=str(tmp_path / "base"))
     a, b = (load_file(tmp_path / name / hf.peft.WEIGHTS) for name in ("theirs", "ours"))
     assert a.keys() == b.keys()
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_what_is_saved_comes_back(tmp_path, name):
-    model, _, _, factors = saved(tmp_path, name)
+def with_images(folder, text):
+    """A folder of a model with images, whose text part has this config."""
+    vision = dict(
+        depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=24, num_position_embeddings=16
+    )
+    whole = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
+    transformers.Qwen3_5ForConditionalGeneration(whole).eval().save_pretrained(folder)
+
+
+def test_peft_reads_a_hybrid_without_its_images(tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is absent: pip install 'grpojax[test-all]'")
+    with_images(tmp_path / "base", tiny_hf.config("qwen3_5").to_dict())
+    made, config = models.load(tmp_path / "base"), KINDS["lora"]
+    graph, base, factors = random_factors(config, made)
+    hf.peft.check_modules(config, made.config, tmp_path / "base")
+    hf.peft.save(tmp_path / "peft", factors, config, made.config, base=str(tmp_path / "base"))
+    theirs = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "peft", attn_implementation="eager").eval()
+    ours = our_logps(nnx.merge(graph, adapters.joined(base, factors)))
+    for a, b in zip(ours, their_logps(theirs), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_three_products_of_a_delta_net_are_one_layer_with_one_a(tmp_path):
+    *_, factors = saved(tmp_path, "lora", "qwen3_5")
+    tensors = load_file(tmp_path / "peft" / hf.peft.WEIGHTS)
+    name = "base_model.model.model.layers.2.linear_attn.in_proj_qkv.lora_{}.weight"  # the second with a delta net
+    np.testing.assert_array_equal(tensors[name.format("A")], factors["delta_qkv_a"][1].T)
+    rows = np.concatenate([factors[f"delta_{x}_b"][1].T for x in "qkv"])
+    np.testing.assert_array_equal(tensors[name.format("B")], rows)
+    assert not any(".in_proj_q." in name for name in tensors)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [*(("qwen2", name) for name in KINDS), ("qwen3_5", "all dora"), ("qwen3-moe", "lora")]
+)
+def test_what_is_saved_comes_back(tmp_path, model, name):
+    made, _, _, factors = saved(tmp_path, name, model)
     config, base = hf.peft.read_config(tmp_path / "peft")
     assert base == str(tmp_path / "base")
-    assert dataclasses.replace(config, path=None) == KINDS[name]
-    jax.tree.map(np.testing.assert_array_equal, hf.peft.load(config, model.config), factors)
+    named = KINDS[name].layers(made.config)
+    assert dataclasses.replace(config, path=None) == dataclasses.replace(KINDS[name], target=named)
+    jax.tree.map(np.testing.assert_array_equal, hf.peft.load(config, made.config), factors)
+    every = dataclasses.replace(KINDS[name], path=str(tmp_path / "peft"))
+    hf.peft.check(every, made.config)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +165,9 @@ def test_other_layers_and_other_models_are_refused(tmp_path):
 
 
 def test_other_settings_than_the_folders_are_refused_with_those_to_set(tmp_path):
-    saved(tmp_path, "rslora")
+    made, *_ = saved(tmp_path, "rslora")
     with pytest.raises(UserError, match="\nset model.adapter.rank=3 model.adapter.rslora=true .*=\\[q_proj,v_proj\\]$"):
-        hf.peft.check(AdapterConfig(rank=4, alpha=1.5, path=str(tmp_path / "peft")))
+        hf.peft.check(AdapterConfig(rank=4, alpha=1.5, path=str(tmp_path / "peft")), made.config)
 
 
 def test_layers_that_peft_would_pass_over_are_refused(tmp_path):
@@ -133,3 +181,17 @@ def test_layers_that_peft_would_pass_over_are_refused(tmp_path):
     (tmp_path / "gemma3" / "config.json").write_text(json.dumps(whole))
     with pytest.raises(UserError, match="no o_proj, down_proj in .*\n.*--merged"):
         hf.peft.check_modules(KINDS["dora"], hf.read_config(tmp_path / "gemma3"), tmp_path / "gemma3")
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "said"),
+    [
+        ("qwen2-moe", {}, "the expert that all tokens go to\n.*--merged"),
+        ("qwen3-moe", {"target": ("gate_proj", "down_proj")}, "only one of gate_proj and up_proj .*\n.*--merged"),
+        ("olmoe", {"rslora": True}, "rslora=true to experts.*\n.*--merged"),
+    ],
+)
+def test_experts_that_peft_cannot_adapt_are_refused(tmp_path, model, given, said):
+    tiny_hf.save(tmp_path, model)
+    with pytest.raises(UserError, match=said):
+        hf.peft.check_modules(AdapterConfig(rank=2, **given), hf.read_config(tmp_path), tmp_path)
