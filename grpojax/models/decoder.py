@@ -176,10 +176,11 @@ def scan_layers(
       unroll: compile the layers one by one, without a loop (`Compute.unrolls`).
     """
     config, weights = model.config, nnx.to_pure_dict(nnx.state(model.layers))
-    steps = {kind: _checkpointed(bodies[kind], remat, unroll) for kind in dict.fromkeys(config.kinds)}
     ys, first, period = dict[Kind, Any](), config.dense_layers, config.period
+    steps = {kind: _checkpointed(bodies[kind], remat, unroll) for kind in dict.fromkeys(period)}
     if first:
-        carry, ys["dense"] = _dense_layers(steps["dense"], carry, weights, xs["dense"], first)
+        one = _checkpointed(bodies["dense"], remat, True)
+        carry, ys["dense"] = _dense_layers(one, carry, weights, xs["dense"], first)
         rest = {name: w for name, w in weights.items() if DECODER[name].of("mixture")}
         both = [name for name in rest if DECODER[name].of("dense")]
         weights = rest | {name: jax.tree.map(lambda x: x[first:], rest[name]) for name in both}

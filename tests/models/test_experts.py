@@ -20,6 +20,7 @@ from grpojax.tools import hlo
 from grpojax.types import PerToken, Rows, TrainBatch
 
 SHARED = FAMILIES["qwen2_moe"]
+OSS, GLM = (dataclasses.replace(FAMILIES[name], vocab_size=56) for name in ("gpt_oss", "glm4_moe"))
 MESH = sharding.MeshConfig(data=2, fsdp=2, tensor=2)
 
 
@@ -99,7 +100,11 @@ def scored(config, compute, rows, weight):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
 
-@pytest.mark.parametrize("config", [MIXTURE, dataclasses.replace(SHARED, vocab_size=56)], ids=["plain", "shared"])
+@pytest.mark.parametrize(
+    "config",
+    [MIXTURE, dataclasses.replace(SHARED, vocab_size=56), OSS, GLM],
+    ids=["plain", "shared", "gpt-oss", "glm4-moe"],
+)
 def test_eight_devices_equal_one_in_either_form(config):
     packed, layout = packing.pack(ragged_batch(np.random.default_rng(3), p=8), shards=4)
     rows = jax.tree.map(lambda x: x[0], packed.rows)
@@ -150,7 +155,7 @@ def own_choices(config, batch):
     def chosen(ids, size):
         return decoder.run_prompts(model, ids[None, None], size[None, None], Compute(), experts.kept_choices)[1]
 
-    width = config.num_layers * config.experts.chosen
+    width = len(config.layers_of("mixture")) * config.experts.chosen
     choices, of_prompts = np.zeros((p, g, most, width), np.uint8), np.zeros((p, length, width), np.uint8)
     for i in range(p):
         n = int(batch.prompts.lengths[i])
@@ -163,7 +168,7 @@ def own_choices(config, batch):
     return choices, of_prompts
 
 
-@pytest.mark.parametrize("config", [MIXTURE, SHARED], ids=["renormalised", "plain"])
+@pytest.mark.parametrize("config", [MIXTURE, SHARED, GLM], ids=["renormalised", "plain", "first layers without"])
 def test_a_replay_of_the_trainers_own_choices_changes_no_bit(config):
     batch = ragged_batch(np.random.default_rng(3), p=4)
     graph, params = random_decoder(config)
@@ -190,7 +195,7 @@ def test_each_token_of_a_row_gets_its_own_choices():
     config, rng = MIXTURE, np.random.default_rng(3)
     batch = ragged_batch(rng, p=8)
     graph, params = random_decoder(config)
-    width = config.num_layers * config.experts.chosen
+    width = len(config.layers_of("mixture")) * config.experts.chosen
     choices = rng.permuted(np.tile(np.arange(5), (*batch.tokens.shape, config.num_layers, 1)), axis=-1)
     choices = choices[..., :2].reshape(*batch.tokens.shape, width).astype(np.uint8)
     of_prompts = rng.permuted(np.tile(np.arange(5), (*batch.prompts.tokens.shape, config.num_layers, 1)), axis=-1)
@@ -298,7 +303,7 @@ def test_draws_do_not_depend_on_the_mesh(weights):
     np.testing.assert_allclose(got.logps, want.logps, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-moe", "olmoe"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-moe", "olmoe", "gpt-oss", "glm4-moe"])
 def test_greedy_text_equals_transformers(tmp_path, name):
     from with_torch import torch
 

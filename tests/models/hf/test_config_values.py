@@ -168,6 +168,31 @@ CONFIGS["qwen3_5"] = dict(
     architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", text_config=CONFIGS["qwen3_5_text"],
     vision_config={"model_type": "qwen3_5_vision", "depth": 2}, image_token_id=5, tie_word_embeddings=False,
 )  # fmt: skip
+CONFIGS |= {
+    "gemma2": dict(
+        SIZES, architectures=["Gemma2ForCausalLM"], model_type="gemma2", head_dim=10, attention_bias=False,
+        hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=14, sliding_window=96, rope_theta=1e4,
+        attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
+    ),
+    "ministral3": dict(
+        SIZES, architectures=["Ministral3ForCausalLM"], model_type="ministral3", head_dim=10, sliding_window=None,
+        rope_parameters=dict(YARN, rope_type="yarn", rope_theta=7e5, mscale=1.0, mscale_all_dim=1.0,
+                             llama_4_scaling_beta=0.1),
+    ),
+    "gpt_oss": dict(
+        SIZES, architectures=["GptOssForCausalLM"], model_type="gpt_oss", head_dim=10, attention_bias=True,
+        num_local_experts=7, num_experts_per_tok=3, sliding_window=96, swiglu_limit=7.0, rope_theta=150000,
+        rope_scaling=dict(YARN, rope_type="yarn", beta_fast=32.0, beta_slow=1.0, truncate=False),
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], initial_context_length=160,
+    ),
+    "glm4_moe": dict(
+        SIZES, architectures=["Glm4MoeForCausalLM"], model_type="glm4_moe", head_dim=16, attention_bias=True,
+        n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, n_shared_experts=1, n_group=3,
+        topk_group=2, routed_scaling_factor=2.5, norm_topk_prob=True, first_k_dense_replace=1, use_qk_norm=True,
+        partial_rotary_factor=0.5, rope_theta=1000000, rope_scaling=None, num_nextn_predict_layers=1,
+    ),
+}  # fmt: skip
+
 GONE = object()  # the field is missing
 
 CLASSES = {
@@ -192,6 +217,10 @@ CLASSES = {
     "hyperclovax": transformers.HyperCLOVAXConfig,
     "qwen2_moe": transformers.Qwen2MoeConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
+    "gemma2": transformers.Gemma2Config,
+    "ministral3": transformers.Ministral3Config,
+    "gpt_oss": transformers.GptOssConfig,
+    "glm4_moe": transformers.Glm4MoeConfig,
     "qwen3_5_text": transformers.Qwen3_5TextConfig,
     "qwen3_5": transformers.Qwen3_5Config,
 }
@@ -235,15 +264,16 @@ def their_config(raw: dict) -> DecoderConfig:
     c = CLASSES[raw["model_type"]].from_dict(copy.deepcopy(raw))
     c = c.text_config if c.model_type == "qwen3_5" else c
     family, rope, window_theta = c.model_type, c.rope_parameters, None
-    gemma, olmo = family == "gemma3_text", family in ("olmo2", "olmo3")
+    gemma, olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
+    oss, moe = family == "gpt_oss", family == "glm4_moe"
     if family in TWO_ROPES:
         rope, local = rope["full_attention"], rope["sliding_attention"]
         assert local["rope_type"] == "default" and local.get("partial_rotary_factor") in (None, 1)
         window_theta = local["rope_theta"]
-    if gemma:
+    if family == "gemma3_text":
         assert c.attn_logit_softcapping is c.final_logit_softcapping is None
     assert c.hidden_activation == "gelu_pytorch_tanh" if gemma else c.hidden_act in ("silu", "swish")
-    glm, hybrid = family in ("glm", "glm4"), family == "qwen3_5_text"
+    glm, hybrid = family in ("glm", "glm4", "glm4_moe"), family == "qwen3_5_text"
     assert glm or hybrid or rope.get("partial_rotary_factor") in (None, 1)
     head_dim, theta = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads, rope["rope_theta"]
     if rope["rope_type"] == "dynamic":
@@ -265,19 +295,20 @@ def their_config(raw: dict) -> DecoderConfig:
             )
     if family == "qwen3_moe":
         assert c.sliding_window is None
-    elif family in ("mistral", "phi3"):
+    elif family in ("mistral", "phi3", "ministral3"):
         windowed = [] if c.sliding_window is None else range(c.num_hidden_layers)
     elif family == "exaone4":
         assert c.sliding_window is None and set(c.layer_types) == {"full_attention"}
     elif not hybrid and hasattr(CLASSES[family](), "layer_types"):
         windowed = [i for i, kind in enumerate(c.layer_types) if kind == "sliding_attention"]
-        assert family in ("qwen2", "qwen3", *TWO_ROPES) or not windowed
+        assert family in ("qwen2", "qwen3", "gemma2", "gpt_oss", *TWO_ROPES) or not windowed
     if windowed and family not in TWO_ROPES and c.sliding_window >= c.max_position_embeddings:
         windowed = []
     if family == "ernie4_5":
         biased = c.use_bias
     else:
-        biased = family not in ("qwen2", "qwen2_moe", "mistral", "phi3", "exaone4") and c.attention_bias
+        without = ("qwen2", "qwen2_moe", "mistral", "ministral3", "phi3", "exaone4")
+        biased = family not in without and c.attention_bias
     out_biased = c.attention_out_bias if family == "seed_oss" else biased and not glm and family != "helium"
     experts = None
     if family == "olmoe":
@@ -285,7 +316,18 @@ def their_config(raw: dict) -> DecoderConfig:
         experts = Experts(
             count=c.num_experts, chosen=c.num_experts_per_tok, size=c.intermediate_size, renormalised=c.norm_topk_prob
         )
-    if family.endswith("_moe"):
+    if oss:
+        experts = Experts(
+            count=c.num_local_experts, chosen=c.num_experts_per_tok, size=c.intermediate_size, biased=True,
+            limit=c.swiglu_limit, alpha=c.swiglu_alpha,
+        )  # fmt: skip
+    elif moe:
+        experts = Experts(
+            count=c.n_routed_experts, chosen=c.num_experts_per_tok, size=c.moe_intermediate_size,
+            renormalised=c.norm_topk_prob, shared=c.n_shared_experts * c.moe_intermediate_size, shared_gate=False,
+            sigmoid=True, corrected=True, groups=c.n_group, groups_chosen=c.topk_group, scale=c.routed_scaling_factor,
+        )  # fmt: skip
+    elif family.endswith("_moe"):
         assert c.decoder_sparse_step == 1 and not c.mlp_only_layers
         experts = Experts(
             count=c.num_experts,
@@ -309,8 +351,12 @@ def their_config(raw: dict) -> DecoderConfig:
             residual_multiplier=c.residual_multiplier,
             logits_divisor=c.logits_scaling,
         )
+    if family == "ministral3":
+        multipliers = dict(query_growth=rope["llama_4_scaling_beta"])
     if gemma:
         multipliers = dict(
+            attention_cap=c.attn_logit_softcapping or 0.0 if family == "gemma2" else 0.0,
+            logits_cap=c.final_logit_softcapping or 0.0 if family == "gemma2" else 0.0,
             embedding_multiplier=c.hidden_size**0.5,
             attention_multiplier=None if c.query_pre_attn_scalar == c.head_dim else c.query_pre_attn_scalar**-0.5,
         )
@@ -332,7 +378,9 @@ def their_config(raw: dict) -> DecoderConfig:
         mlp_bias=biased
         if family == "ernie4_5"
         else getattr(CLASSES[family](), "mlp_bias", None) is not None and c.mlp_bias,
-        qk_norm=gemma or family.startswith("qwen3") or family == "exaone4",
+        sinks=oss,
+        dense_layers=c.first_k_dense_replace if moe else 0,
+        qk_norm=family == "gemma3_text" or (moe and c.use_qk_norm) or family.startswith("qwen3") or family == "exaone4",
         qk_norm_rotated=family == "hunyuan_v1_dense",
         wide_qk_norm=olmo or family == "olmoe",
         norms_before=not olmo and family != "exaone4",
@@ -342,7 +390,7 @@ def their_config(raw: dict) -> DecoderConfig:
         delta=delta,
         activation="gelu_tanh" if gemma else "silu",
         rotary_dim=None if rotated == head_dim else rotated,
-        rotary_neighbours=glm or family in ("ernie4_5", "helium"),
+        rotary_neighbours=(glm and not moe) or family in ("ernie4_5", "helium"),
         window=c.sliding_window if windowed else 0,
         windowed_layers=windowed,
         window_theta=window_theta if windowed else None,
@@ -480,6 +528,36 @@ READ = {
     "window of all layers, mistral": ("mistral", dict(sliding_window=96)),
     "window by default, mistral": ("mistral", dict(sliding_window=GONE, max_position_embeddings=8192)),
     "window of all layers, phi3": ("phi3", dict(sliding_window=96)),
+    "defaults, gemma2": (
+        "gemma2",
+        MISSING
+        | dict.fromkeys(
+            ("query_pre_attn_scalar", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping"), GONE
+        )
+        | dict(rope_theta=GONE, tie_word_embeddings=GONE),
+    ),
+    "no caps, gemma2": ("gemma2", dict(attn_logit_softcapping=None, final_logit_softcapping=None)),
+    "windows by default, gpt-oss": ("gpt_oss", dict(layer_types=GONE, sliding_window=GONE)),
+    "defaults, gpt-oss": (
+        "gpt_oss",
+        MISSING
+        | dict.fromkeys(("rope_theta", "rope_scaling", "swiglu_limit", "attention_bias", "num_experts_per_tok"), GONE)
+        | dict(tie_word_embeddings=GONE, num_local_experts=GONE),
+    ),
+    "defaults, ministral3": ("ministral3", MISSING | dict(rope_parameters=GONE, sliding_window=GONE)),
+    "window, ministral3": ("ministral3", dict(sliding_window=96)),
+    "llama3, ministral3": (
+        "ministral3",
+        dict(rope_parameters=dict(LLAMA3, rope_type="llama3", rope_theta=5e5, llama_4_scaling_beta=0.3)),
+    ),
+    "defaults, glm4-moe": (
+        "glm4_moe",
+        MISSING
+        | dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob", "use_qk_norm"), GONE)
+        | dict.fromkeys(("first_k_dense_replace", "n_shared_experts", "attention_bias", "rope_theta"), GONE)
+        | dict(n_routed_experts=GONE, num_experts_per_tok=GONE, hidden_size=64, moe_intermediate_size=GONE),
+    ),
+    "no layer without experts, glm4-moe": ("glm4_moe", dict(first_k_dense_replace=0)),
     "yarn, gemma3": ("gemma3_text", dict(rope_scaling={"rope_type": "yarn", **YARN})),
     "window of no layer, gemma3": ("gemma3_text", dict(layer_types=["full_attention"] * 3)),
     "defaults, gemma3": (
@@ -812,6 +890,21 @@ REFUSED = {
     "experts missing": ("qwen2_moe", dict(num_experts=GONE), "'num_experts' is missing"),
     "more chosen than there are": ("qwen3_moe", dict(num_experts_per_tok=8), "num_experts_per_tok=8: .* 1 to 7"),
     "no width of an expert": ("qwen3_moe", dict(moe_intermediate_size=GONE), "'moe_intermediate_size' is missing"),
+    "no layer with experts": ("glm4_moe", dict(first_k_dense_replace=3), "first_k_dense_replace=3: .* 0 to 2"),
+    "groups that do not divide": ("glm4_moe", dict(n_group=4), "n_group=4: must divide n_routed_experts=6"),
+    "more groups than there are": ("glm4_moe", dict(topk_group=4), "topk_group=4: .* 1 to 3"),
+    "more than the groups have": ("glm4_moe", dict(topk_group=1, num_experts_per_tok=3), "num_experts_per_tok=3"),
+    "growth missing": ("ministral3", dict(rope_parameters={"rope_type": "yarn", **YARN}), "'llama_4_scaling_beta' is"),
+    "growth without a scaling": (
+        "ministral3",
+        dict(rope_parameters={"rope_type": "default", "llama_4_scaling_beta": 0.1}),
+        "llama_4_scaling_beta=0.1: needs rope_type",
+    ),
+    "growth elsewhere": ("llama", scaled("llama3", llama_4_scaling_beta=0.1), "has no 'llama_4_scaling_beta'"),
+    "no cap": ("gemma2", dict(attn_logit_softcapping=0), "attn_logit_softcapping=0"),
+    "no limit": ("gpt_oss", dict(swiglu_limit=0), "swiglu_limit=0"),
+    "four bits of another kind": ("gpt_oss", dict(quantization_config={"quant_method": "fp8"}), "quantization_config="),
+    "four bits elsewhere": ("qwen3_moe", dict(quantization_config={"quant_method": "mxfp4"}), "quantization_config="),
     "clipped": ("olmoe", dict(clip_qkv=8.0), "clip_qkv=8.0: .* not supported"),
     "no shared expert": ("qwen2_moe", dict(shared_expert_intermediate_size=0), "shared_expert_intermediate_size=0"),
     "layers that differ": ("llama", dict(per_layer_config={"0": {"head_dim": 4}}), "per_layer_config="),
@@ -880,7 +973,7 @@ def test_a_config_with_anything_in_it_is_read_as_transformers_does_or_refused():
 def without_what_only_they_refuse(raw: dict) -> dict:
     """Without null flags and without values of fields that have no effect, which transformers 5 refuses."""
     void = {"dtype", "torch_dtype", "pretraining_tp", "resid_pdrop", "attention_dropout", "residual_dropout"}
-    if raw["model_type"] not in ("mistral", "phi3", "exaone4", *TWO_ROPES):
+    if raw["model_type"] not in ("mistral", "phi3", "exaone4", "gemma2", "ministral3", "gpt_oss", *TWO_ROPES):
         types = raw.get("layer_types")
         void |= {"max_window_layers"} if types is not None or not raw.get("use_sliding_window") else set()
         void |= {"sliding_window"} if not raw.get("use_sliding_window") or types == ["full_attention"] * 3 else set()
@@ -888,7 +981,8 @@ def without_what_only_they_refuse(raw: dict) -> dict:
         void |= {"sliding_window_pattern"}
     if raw["model_type"] == "phi3":
         void |= {"original_max_position_embeddings"}
-    off = {flag: False for flag in NULL_FLAGS if flag in raw and raw[flag] is None}
-    if type(raw.get("attention_multiplier")) is int:
-        off["attention_multiplier"] = float(raw["attention_multiplier"])
+    flags = [*NULL_FLAGS, "use_qk_norm"]
+    off = {flag: False for flag in flags if flag in raw and raw[flag] is None}
+    floats = ("attention_multiplier", "routed_scaling_factor", "attn_logit_softcapping", "final_logit_softcapping")
+    off |= {name: float(raw[name]) for name in floats if type(raw.get(name)) is int}
     return {key: value for key, value in (raw | off).items() if key not in void}

@@ -141,6 +141,7 @@ FAMILIES: Mapping[str, Family] = {
         qkv_bias=False,
         out_bias=False,
         kv_heads=8,
+        null_kv_heads=False,
         head_dim=128,
         rope=multipliers.GROWING,
         rope_fields=("llama_4_scaling_beta", "max_position_embeddings"),

@@ -56,10 +56,12 @@ def read_glm4(fields: Fields, sizes: Sizes) -> dict[str, Any]:
     first = fields.get("first_k_dense_replace", 1)
     if type(first) is not int or not 0 <= first < sizes.layers:
         fields.refuse("first_k_dense_replace", f"must be a whole number from 0 to {sizes.layers - 1}, one under layers")
+    if count % groups or (groups > 1 and count // groups < 2):
+        fields.refuse("n_group", f"must divide n_routed_experts={count} into groups of at least 2")
     chosen = fields.whole("topk_group", missing=1, most=groups)
     experts = Experts(
         count=count,
-        chosen=fields.whole("num_experts_per_tok", missing=8, most=count // groups * chosen or 1),
+        chosen=fields.whole("num_experts_per_tok", missing=8, most=count // groups * chosen),
         size=size,
         renormalised=fields.flag("norm_topk_prob", missing=True),
         shared=size * fields.whole("n_shared_experts", missing=1),
