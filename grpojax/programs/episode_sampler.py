@@ -193,15 +193,15 @@ def _read(constants: DecodeConstants, paused: Paused, out: Rollout, counts: Samp
     def more(n: Scalar, caches: tuple[Any, Any]) -> tuple[Any, Any]:
         return _read_chunk(constants, chunk_at(n), caches)
 
-    listed = kv_cache.by_token((paused.keys, paused.values), slots, compute)
-    layers = move if kv_cache.unrolls(compute) else jax.vmap(move)
-    caches = jax.tree.map(layers, listed)
-    caches = jax.lax.fori_loop(0, -(-counts.max() // CHUNK), more, caches)
-    return kv_cache.of_token(caches, ring, compute)
+    layers = [None] * len(paused.keys) if kv_cache.unrolls(compute) else None
+    how = {"slots": slots, "ring": ring, "compute": compute}
+    caches = paused.keys, paused.values
+    _, caches = kv_cache.rewrite(lambda x, _, kv: (x, tuple(map(move, kv))), (), layers, caches, **how)
+    return jax.lax.fori_loop(0, -(-counts.max() // CHUNK), more, caches)
 
 
 def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Runs a chunk through all layers, whose caches ``[P, G, Hkv, T, d]`` get its keys and values."""
+    """Runs a chunk through all layers, whose caches get its keys and values."""
     compute, model, known, dtype = constants.compute, constants.model, constants.known, constants.cache_dtype
     c, (rows, slots, size) = model.config, chunk.tokens.shape
     x = dec.embed_tokens(model, chunk.tokens.reshape(rows, -1), compute, whole=True)
@@ -225,29 +225,21 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
         window = jnp.where(kind.windowed, c.window, FAR)
         return in_prompt[:, None, None] & (prompt_age < window), seen & (chunk.age < window)
 
-    def layer(x: Array, weights: Any, prompt: Any, kind: LayerKind, keys: Array, values: Array) -> tuple[Array, Any]:
+    def layer(x: Array, of_layer: Any, cache: tuple[Array, Array]) -> tuple[Array, Any]:
+        weights, prompt, kind = of_layer
         one = dec.layer(weights, c, compute, separately=compute.on_gpu)
         q, k, v = one.qkv(x, tables_of_layer(tables, kind))
-        keys, values = put(keys, k), put(values, v)
+        keys, values = put(cache[0], k), put(cache[1], v)
         grouped = q.reshape(rows, slots, size, k.shape[2], -1, c.head_dim)
         o = _attend(grouped, prompt, (keys, values), masks(kind), one.logits or Logits(), compute.mesh)
         return one.finish(x, o.reshape(*x.shape[:-1], -1).astype(x.dtype)), (keys, values)
 
     kinds = kinds_of_layers(c)
+    layers: Any = constants.blocks, constants.prompt_kv, kinds
     if kv_cache.unrolls(compute):
         of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
-        done = []
-        for args in zip(constants.blocks, constants.prompt_kv, of_layer, *caches, strict=True):
-            x, kv = layer(x, *args)
-            done.append(kv)
-        return [k for k, _ in done], [v for _, v in done]
-
-    def step(x: Array, args: Any) -> tuple[Array, Any]:
-        (weights, prompt, kind), keys, values = args
-        return layer(x, weights, prompt, kind, keys, values)
-
-    read = constants.blocks, constants.prompt_kv, kinds
-    return jax.lax.scan(step, x, (read, *caches))[1]
+        layers = list(zip(*layers[:2], of_layer, strict=True))
+    return kv_cache.rewrite(layer, x, layers, caches, slots=slots, ring=constants.ring, compute=compute)[1]
 
 
 def _attend(

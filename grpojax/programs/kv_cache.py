@@ -239,35 +239,66 @@ def insert(
 # ------------------------------------------------------------------------------- caches that more text is added to
 
 
-def by_token(caches: Sequence[Any], slots: int, compute: Compute) -> tuple[Any, Any]:
-    """Keys and values (`empty`) in one layout for all platforms: ``[R, S, Hkv, T, d]`` of each layer, as a list, or
-    stacked on a TPU. `of_token` undoes it."""
-    listed = unrolls(compute)
+def rewrite(
+    body: Callable[..., Any],
+    x: Any,
+    layers: Any,
+    caches: Sequence[Any],
+    *,
+    slots: int,
+    ring: Ring,
+    compute: Compute,
+) -> tuple[Any, tuple[Any, Any]]:
+    """Runs ``body(x, layer, (keys, values)) -> (x, (keys, values))`` layer by layer, and gives ``(x, caches)``.
 
-    def whole(x: Any, across: bool) -> Any:
-        if listed:
-            return [jnp.concatenate([b.swapaxes(-1, -2) if across else b for b in layer], -2) for layer in x]
-        x = x.reshape(*x.shape[:3], -1, slots, *x.shape[4:])
-        x = (x.swapaxes(-1, -2) if across else x).transpose(0, 2, 4, 3, 1, 5, 6)
-        return x.reshape(*x.shape[:4], -1, x.shape[-1])
+    The body gets all keys and values of a layer in one layout for all platforms, ``[R, S, Hkv, T, d]``. Only one layer
+    is in this layout at a time, and the caches are updated in place.
 
-    return whole(caches[0], not compute.on_gpu), whole(caches[1], False)
-
-
-def of_token(caches: Sequence[Any], ring: Ring, compute: Compute) -> tuple[Any, Any]:
-    """Keys and values in the platform's layout, from that of `by_token`."""
+    Args:
+      body: what to do with a layer.
+      x: what goes from layer to layer.
+      layers: what belongs to each layer, a list where the platform's loop is unrolled (`unrolls`), or else stacked.
+      caches: keys and values (`empty`).
+      slots: number of slots of a row.
+      ring: ring of the caches.
+      compute: has the platform.
+    """
+    listed, across = unrolls(compute), (not compute.on_gpu, False)
     blocks, width = (1, ring.size) if compute.on_gpu else ring
-    listed = unrolls(compute)
 
-    def cut(x: Any, across: bool) -> Any:
+    def whole(cache: Any, across: bool) -> Array:
         if listed:
-            each = [jnp.split(layer, blocks, -2) for layer in x]
-            return [tuple(b.swapaxes(-1, -2) if across else b for b in layer) for layer in each]
-        x = x.reshape(*x.shape[:4], blocks, width, x.shape[-1]).transpose(0, 4, 1, 3, 2, 5, 6)
-        x = x.swapaxes(-1, -2) if across else x
-        return x.reshape(*x.shape[:3], -1, *x.shape[5:])
+            return jnp.concatenate([b.swapaxes(-1, -2) if across else b for b in cache], -2)
+        cache = cache.reshape(*cache.shape[:2], -1, slots, *cache.shape[3:])
+        cache = (cache.swapaxes(-1, -2) if across else cache).transpose(1, 3, 2, 0, 4, 5)
+        return cache.reshape(*cache.shape[:3], -1, cache.shape[-1])
 
-    return cut(caches[0], not compute.on_gpu), cut(caches[1], False)
+    def cut(cache: Array, across: bool) -> Any:
+        if listed:
+            each = jnp.split(cache, blocks, -2)
+            return tuple(b.swapaxes(-1, -2) if across else b for b in each)
+        cache = cache.reshape(*cache.shape[:3], blocks, width, cache.shape[-1]).transpose(3, 0, 2, 1, 4, 5)
+        cache = cache.swapaxes(-1, -2) if across else cache
+        return cache.reshape(*cache.shape[:2], -1, *cache.shape[4:])
+
+    def run(x: Any, layer: Any, own: Sequence[Any]) -> tuple[Any, list[Any]]:
+        x, new = body(x, layer, tuple(map(whole, own, across)))
+        return x, list(map(cut, new, across))
+
+    if listed:
+        done = []
+        for layer, *own in zip(layers, *caches, strict=True):
+            x, new = run(x, layer, own)
+            done.append(new)
+        return x, ([k for k, _ in done], [v for _, v in done])
+
+    def step(carry: Any, i_layer: Any) -> tuple[Any, None]:
+        (x, caches), (i, layer) = carry, i_layer
+        x, new = run(x, layer, [jax.lax.dynamic_index_in_dim(c, i, keepdims=False) for c in caches])
+        put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=0)
+        return (x, tuple(put(c, n) for c, n in zip(caches, new, strict=True))), None
+
+    return jax.lax.scan(step, (x, tuple(caches)), (jnp.arange(len(caches[0])), layers))[0]
 
 
 # ------------------------------------------------------------------------------------------------------- layers

@@ -126,8 +126,7 @@ def sample_groups(
         raise UserError(f"decode_slots={config.decode_slots}: partial samples need slots of their own; set 0")
     if partial is not None and config.router_replay:
         raise UserError(
-            "router_replay=true: partial samples are read again, by weights whose routers may choose other experts; "
-            "set it to false"
+            "router_replay=true: partial samples are read again, perhaps by other experts than before; set it to false"
         )
     how = {"eos_ids": eos_ids, "compute": compute, "partial": partial, "left": left}
     return _sample(graph, params, prompts, key, config, **how)

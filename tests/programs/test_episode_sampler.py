@@ -226,13 +226,27 @@ def arrays_of(jaxpr):
 
 @pytest.mark.parametrize("compute", [Compute(), TPU], ids=["cpu", "tpu"])
 def test_scores_of_answers_are_of_one_prompt_at_a_time(decoder, compute):
-    sampler, counts = Sampler(decoder, some_prompts(), compute=compute), np.full((3, 5), 2, np.int32)
-    answers = np.full((3, 5, CONFIG.max_tokens), 4, np.int32)
+    answers, counts = np.full((3, 5, CONFIG.max_tokens), 4, np.int32), np.full((3, 5), 2, np.int32)
     graph, params = decoder
-    traced = jax.make_jaxpr(functools.partial(episode_sampler._go_on, graph, how=sampler.how))
-    shapes = set(arrays_of(traced(params, sampler.paused, answers, counts).jaxpr))
+    with blocks_of(16):
+        sampler = Sampler(decoder, some_prompts(), compute=compute)
+        traced = jax.make_jaxpr(functools.partial(episode_sampler._go_on, graph, how=sampler.how))
+        shapes = set(arrays_of(traced(params, sampler.paused, answers, counts).jaxpr))
     scores = CONFIG.group * CHUNK * BASE.num_heads * CONFIG.max_tokens
     assert max(np.prod(shape) for shape in shapes if CHUNK in shape) < 2 * scores
+
+
+def test_caches_are_rewritten_in_place():
+    """What a round holds besides its arguments is less than the caches: they are not laid out anew in whole."""
+    graph, params = random_decoder(dataclasses.replace(BASE, num_layers=6), seed=5)
+    config, prompts = SamplerConfig(group=8, max_tokens=1024), some_prompts()
+    how = episode_sampler.how_of(config, EOS, TPU, 64)
+    begin = functools.partial(episode_sampler._begin, graph, how=how)
+    paused = jax.eval_shape(begin, params, prompts, jax.random.key(0))
+    given = [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((3, 8, 1024), (3, 8))]
+    go_on = jax.jit(functools.partial(episode_sampler._go_on, graph, how=how), donate_argnums=1)
+    caches = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((paused.keys, paused.values)))
+    assert go_on.lower(params, paused, *given).compile().memory_analysis().temp_size_in_bytes < caches
 
 
 @pytest.mark.parametrize(
