@@ -106,8 +106,8 @@ def make_teacher(student: Path, folder: Path, seed: int = 1, **changes) -> Path:
 
 
 def make_mixture(student: Path, folder: Path, **changes) -> Path:
-    """A random Qwen3-MoE of 5 experts with the tokenizer of a student's folder."""
-    sizes = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True)
+    """A random Qwen3-MoE of 8 experts with the tokenizer of a student's folder."""
+    sizes = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True)
     kind = dict(model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], initializer_range=0.3)
     return make_teacher(student, folder, **sizes | kind | changes)
 

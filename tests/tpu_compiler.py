@@ -67,6 +67,7 @@ PLANNED = """
 import dataclasses, json, sys
 from unittest import mock
 from grpojax.models import DecoderConfig, compute_of
+from grpojax.models.decoder_config import Experts
 from grpojax.run import recipe
 from grpojax.tools import planner
 
@@ -74,6 +75,8 @@ def planned(model, topology, programs, given, **more):
     def compute(*args, **how):
         return dataclasses.replace(compute_of(*args, **how), **more)
 
+    if model["experts"] is not None:
+        model = model | {"experts": Experts(**model["experts"])}
     with mock.patch.object(planner, "compute_of", compute):
         return planner.plan(recipe.load(*given), topology=topology, model=DecoderConfig(**model), programs=programs)
 """

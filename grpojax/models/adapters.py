@@ -339,10 +339,16 @@ def unmerged(config: AdapterConfig | None) -> bool:
     return config is not None and not config.merged
 
 
-def check_base_is_whole(fsdp: int) -> None:
-    """Raises `UserError` if a base that a rollout samples with is cut over ``fsdp`` devices. Decoding would gather it
-    for each token."""
-    if fsdp > 1:
+def check_axes(config: AdapterConfig | None, *, fsdp: int, expert: int) -> None:
+    """Raises `UserError` if a mesh with axes of these sizes cannot run adapters."""
+    if config is None:
+        return
+    if expert > 1:
+        raise UserError(
+            f"model.adapter with mesh.expert={expert}: experts on shards of their own cannot be frozen; set "
+            "mesh.expert=1, with the devices in mesh.fsdp"
+        )
+    if unmerged(config) and fsdp > 1:
         raise UserError(
             f"model.adapter.merged=false with mesh.fsdp={fsdp} would gather the base for each token; set mesh.fsdp=1, "
             "with the devices in mesh.tensor or mesh.data"

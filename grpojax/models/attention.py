@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 
 from grpojax.host.errors import UserError
 from grpojax.models.blocked_attention import blocked
+from grpojax.models.sharding import TRAIN
 from grpojax.types import Array
 
 Attend = Callable[..., Array]
@@ -287,7 +288,7 @@ def splash(
     if window is not None:
         given.append(window.here)
     if mesh is not None:
-        rows, heads = jax.P(("data", "fsdp")), jax.P(("data", "fsdp"), None, "tensor")
+        rows, heads = jax.P(TRAIN["shard"]), jax.P(TRAIN["shard"], None, "tensor")
         takes = [heads, heads, heads, rows, rows]
         takes += [jax.P("tensor")] if sinks is not None else []
         takes += [jax.P()] if window is not None else []

@@ -135,13 +135,13 @@ def _embedded(model: Decoder, tokens: Array, compute: Compute, *, whole: bool) -
 def rows_of_shards(table: Any, tokens: Array, dtype: Any, *, whole: bool = False) -> Array:
     """The rows of a table for tokens, inside of a shard_map: takes a device's part of both."""
     if not whole:
-        tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
+        tokens = jax.lax.all_gather(tokens, TRAIN["embed"], tiled=True)
     count = jax.tree.leaves(table)[0].shape[0]
     row = tokens - jax.lax.axis_index("tensor") * count
     here = (row >= 0) & (row < count)
     x = jnp.where(here[..., None], quantised.take_rows(table, row, dtype, mode="clip"), jnp.zeros((), dtype))
     x = jax.lax.psum(x, "tensor")
-    return x if whole else jax.lax.all_to_all(x, "fsdp", 0, x.ndim - 1, tiled=True)
+    return x if whole else jax.lax.all_to_all(x, TRAIN["embed"], 0, x.ndim - 1, tiled=True)
 
 
 _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
@@ -273,7 +273,8 @@ def _of_layers(choices: Array | None, model: Decoder) -> Array | None:
     """Choices ``[..., C]`` of all layers with experts as ``[layers, ..., k]``."""
     if choices is None:
         return None
-    layers = len(model.config.layers_of("mixture"))
+    if not (layers := len(model.config.layers_of("mixture"))):
+        raise ValueError("choices of experts for a decoder without experts")
     return jnp.moveaxis(choices.reshape(*choices.shape[:-1], layers, -1), -2, 0)
 
 

@@ -6,6 +6,7 @@ rounded probability can choose another expert.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from grpojax.models import quantised
+from grpojax.models import dispatch, quantised
 from grpojax.models.adapters import Adapted
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, Experts
@@ -203,7 +204,8 @@ def every(h: Array, routing: Routing, gate: Kernels, up: Kernels, down: Kernels,
         y = jnp.einsum("enf,efd->end", x, w.values.astype(x.dtype), preferred_element_type=jnp.float32)
         return (y * w.scale[:, None]).sum(0)
 
-    chosen = routing.chosen[..., None] == jnp.arange(routing.probabilities.shape[-1], dtype=jnp.int32)  # [n, k, E]
+    count = jax.tree.leaves(gate)[0].shape[0]
+    chosen = routing.chosen[..., None] == jnp.arange(count, dtype=jnp.int32)  # [n, k, E]
     weights = jnp.where(chosen, routing.weights[..., None], 0.0).sum(1)
     multiply = _whole(product, lambda bias: bias[:, None])
     mid = inner(multiply(h, gate), multiply(h, up))
@@ -225,6 +227,21 @@ def pick(compute: Compute, tokens: int) -> Apply:
         few = tokens <= _FEW or (compute.platform or jax.default_backend()) == "cpu"
         return every if few else grouped
     return {"every": every, "grouped": grouped}[compute.experts]
+
+
+def sharded(apply: Apply, mesh: Mesh | None) -> Apply:
+    """``apply`` where each shard of ``expert`` has its own part of the experts (`grpojax.models.dispatch`)."""
+    if mesh is None or mesh.shape[dispatch.AXIS] == 1:
+        return apply
+    send = dispatch.everywhere if apply is every else dispatch.exchanged
+
+    def run(h: Array, routing: Routing, gate: Kernels, up: Kernels, down: Kernels, inner: Inner = _SWIGLU) -> Array:
+        def own(h: Array, chosen: Array, weights: Array, kernels: tuple[Kernels, ...]) -> Array:
+            return apply(h, routing._replace(chosen=chosen, weights=weights), *kernels, inner)
+
+        return send(own, h, routing.chosen, routing.weights, (gate, up, down))
+
+    return run
 
 
 class Load(NamedTuple):
@@ -304,7 +321,8 @@ def _joined(w: Mapping[str, Any], *, first: Any = 1) -> tuple[Router, list[Kerne
 
 
 class MixtureLayer(Layer):
-    """A `Layer` whose MLP is a mixture of experts. On a mesh each expert is cut over ``tensor``, like an MLP.
+    """A `Layer` whose MLP is a mixture of experts. A mesh shares out the experts over ``expert``, and cuts each over
+    ``tensor``, like an MLP.
 
     Attributes:
       kept: ``[..., k]``, choices of an earlier forward of the tokens ``[...]``; None if the router chooses.
@@ -334,7 +352,7 @@ class MixtureLayer(Layer):
         return self._add(x, y, "mlp_after_norm")
 
     def _routed(self, h: Array) -> tuple[Array, Routing]:
-        """The experts' output for ``h [..., D]``. Each shard sorts its own tokens; no token leaves its shard."""
+        """The experts' output for ``h [..., D]``. No token leaves its shard but over ``expert``."""
 
         inner, names = Inner(self.experts.limit, self.experts.alpha), [n for n in _ROUTED if n in self.w]
 
@@ -342,9 +360,11 @@ class MixtureLayer(Layer):
             rows = h.reshape(-1, h.shape[-1])
             router, kernels = _joined(dict(zip(names, weights, strict=True)), first=first)
             routing = route(rows, router, self.experts, None if kept is None else kept.reshape(len(rows), -1))
-            if self.mesh is not None:  # so that the gradient is summed over ``tensor`` by token, not by choice
-                rows = jax.lax.pcast(rows, "tensor", to="varying")
-            y = pick(self.compute, len(rows))(rows, routing, *kernels, inner).astype(h.dtype)
+            given = routing
+            if self.mesh is not None:  # so that gradients are summed over ``tensor`` by token, not by choice
+                rows, scale = (jax.lax.pcast(x, "tensor", to="varying") for x in (rows, routing.weights))
+                given = routing._replace(weights=scale)
+            y = sharded(pick(self.compute, len(rows)), self.mesh)(rows, given, *kernels, inner).astype(h.dtype)
             return y.reshape(h.shape), jax.tree.map(lambda x: x.reshape(*h.shape[:-1], -1), routing)
 
         def whole(h: Array, kept: Array | None, *weights: Any) -> tuple[Array, Routing]:
@@ -376,19 +396,23 @@ def _copies(w: Array, mesh: Mesh, axes: tuple[str, ...]) -> Array:
     """A gathered weight as each batch shard has it, ``[shards, ...]``. Nothing moves.
 
     The gradient of an array that all shards have is summed over the shards, and each shard would get the whole sum. The
-    copies have gradients of their own, so that their sum can be scattered over ``fsdp``.
+    copies have gradients of their own, so that their sum can be scattered over ``fsdp``. Experts have no copies over
+    ``expert``: each of its shards has its own experts.
     """
     cut = spec(axes, ROLLOUT)
     return jax.shard_map(lambda x: x[None], mesh=mesh, in_specs=cut, out_specs=_cut_copies(axes))(w)
 
 
 def _sum_of_copies(mesh: Mesh, axes: tuple[str, ...], _: None, g: Array) -> tuple[Array]:
+    over = {i: tuple(axis for axis in TRAIN[a] if axis not in ROLLOUT[a]) for i, a in enumerate(axes)}
+    rest = tuple(axis for axis in _copied_over(axes) if axis not in itertools.chain(*over.values()))
+
     def own_part(g: Array) -> Array:
-        if "embed" in axes:
-            part = jax.lax.psum_scatter(g[0], "fsdp", scatter_dimension=axes.index("embed"), tiled=True)
-        else:
-            part = jax.lax.psum(g[0], "fsdp")
-        return jax.lax.psum(part, "data")
+        part = g[0]
+        for i, scattered in over.items():
+            if scattered:
+                part = jax.lax.psum_scatter(part, scattered, scatter_dimension=i, tiled=True)
+        return jax.lax.psum(part, rest)
 
     return (jax.shard_map(own_part, mesh=mesh, in_specs=_cut_copies(axes), out_specs=spec(axes, TRAIN))(g),)
 
@@ -396,9 +420,15 @@ def _sum_of_copies(mesh: Mesh, axes: tuple[str, ...], _: None, g: Array) -> tupl
 _copies.defvjp(lambda w, mesh, axes: (_copies(w, mesh, axes), None), _sum_of_copies)
 
 
+def _copied_over(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes of a mesh whose devices all have the same part of an array while it multiplies."""
+    own = [axis for a in axes for axis in ROLLOUT[a]]
+    return tuple(axis for axis in ROLLOUT["shard"] if axis not in own)
+
+
 def _cut_copies(axes: tuple[str, ...]) -> PartitionSpec:
     """How the `_copies` of an array are sharded."""
-    return PartitionSpec(*spec(("shard",), ROLLOUT), *spec(axes, ROLLOUT))
+    return PartitionSpec(_copied_over(axes), *spec(axes, ROLLOUT))
 
 
 def layer(
@@ -416,8 +446,6 @@ def layer(
       ValueError: there are choices of experts (`MixtureLayer.kept`), but no experts.
     """
     if "router" not in weights:
-        if kept is not None:
-            raise ValueError("choices of experts for a decoder without experts")
         return Layer(weights, config, compute, one, separately=separately)
     made = MixtureLayer(weights, config, compute, one, separately=separately)
     made.kept = kept

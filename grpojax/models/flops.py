@@ -151,6 +151,15 @@ def update_flops(
     return (2 if frozen else 3) * forward + (forward if remat == "layer" else logits)
 
 
+def other_experts_flops(c: DecoderConfig, tokens: float) -> float:
+    """FLOPs of experts that these tokens do not go to, if all of a mixture run on all tokens, as in a decode step
+    (`grpojax.models.experts.every`)."""
+    if c.experts is None:
+        return 0.0
+    others = c.num_layers * (c.experts.count - c.experts.chosen) * 3 * c.hidden_size * c.experts.size
+    return 2 * float(tokens) * others
+
+
 def influence_flops(c: DecoderConfig, lengths: Samples, entries: PerPrompt) -> float:
     """FLOPs of `grpojax.credit.influence` in addition to the forward. They are the logits of a group's tokens for the
     group's own vocabulary, the matrix ``M``, and the product of ``M`` with every token.

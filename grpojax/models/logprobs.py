@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from grpojax.models import sharding
+from grpojax.models.sharding import TRAIN
 from grpojax.types import Array
 
 _LOGITS_BYTES = 32 * 2**20
@@ -120,7 +122,7 @@ def _chunk(hidden: Array, weight: Array, chunk: int, logits_bytes: int, mesh: Me
     """Entries of the vocabulary at a time: ``chunk``, or as many as make ``logits_bytes`` of logits on a device."""
     (b, n, _), v, shards = hidden.shape, weight.shape[0], 1
     if mesh is not None:
-        v, shards = v // mesh.shape["tensor"], mesh.shape["data"] * mesh.shape["fsdp"]
+        v, shards = v // mesh.shape["tensor"], sharding.shards(mesh)
     if not chunk:
         blocks = -(-v // max(_LEAST_BLOCK, logits_bytes // (4 * n * max(b // shards, 1))))
         chunk = -(-v // (blocks * 128)) * 128
@@ -148,7 +150,7 @@ def _on_shards(f, mesh, in_axes, out_axes):
     """``f`` on each device's part: "t" is an array of tokens, "w" the weight."""
     if mesh is None:
         return f
-    spec = {"t": jax.P(("data", "fsdp")), "w": jax.P("tensor", "fsdp")}
+    spec = {"t": jax.P(TRAIN["shard"]), "w": jax.P("tensor", TRAIN["embed"])}
     before, after = (tuple(spec[a] for a in axes) for axes in (in_axes, out_axes))
     return jax.shard_map(f, mesh=mesh, in_specs=before, out_specs=after, check_vma=False)
 
@@ -165,7 +167,7 @@ def _logits(hidden, block, start, targets, v, how):
     logits by the products if there is a cap."""
     first, slope = 0, None
     if how.mesh is not None:
-        block = jax.lax.all_gather(block, "fsdp", axis=1, tiled=True)
+        block = jax.lax.all_gather(block, TRAIN["embed"], axis=1, tiled=True)
         first = jax.lax.axis_index("tensor") * v
         targets = targets - first
     z = jnp.einsum("bnd,vd->bnv", hidden, block, preferred_element_type=jnp.float32)
@@ -234,7 +236,8 @@ def _scores_bwd(how, saved, cotangents):
             flat = [x.reshape(-1, x.shape[-1]) for x in (dz, hidden)]
             dw = jnp.einsum("nv,nd->vd", *flat, preferred_element_type=jnp.float32)
             if how.mesh is not None:
-                dw = jax.lax.psum(jax.lax.psum_scatter(dw, "fsdp", scatter_dimension=1, tiled=True), "data")
+                dw = jax.lax.psum_scatter(dw, TRAIN["embed"], scatter_dimension=1, tiled=True)
+                dw = jax.lax.psum(dw, "data")
             return dh, dw.astype(weight.dtype)
 
         dh, dw = jax.lax.scan(add, jnp.zeros(hidden.shape, jnp.float32), _blocks(weight, how.chunk, hidden.dtype))

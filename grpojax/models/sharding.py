@@ -1,7 +1,14 @@
 """Meshes and the one table from logical to mesh axes.
 
-Three mesh axes: ``data`` (weights replicated), ``fsdp`` (weights cut, gathered layer by layer) and ``tensor``
-(heads, MLP and vocabulary cut). A batch is cut into *shards* over ``data`` and ``fsdp`` together.
+Four mesh axes: ``data`` (weights replicated), ``fsdp`` (weights cut, gathered layer by layer), ``expert``, and
+``tensor`` (heads, MLP and vocabulary cut).
+
+``expert`` is for mixtures of experts. It cuts a layer's experts into groups, and each of its devices keeps its own
+group: no expert is gathered over it, and tokens travel to their experts and back (`grpojax.models.dispatch`). The
+devices would have nothing else to do with the same tokens, so the axis cuts the batch as well. All other weights are
+small in a mixture. For them it is a second ``fsdp``: they are cut over both axes and gathered layer by layer.
+
+A batch is cut into *shards* over ``data``, ``fsdp`` and ``expert`` together.
 """
 
 import dataclasses
@@ -19,16 +26,18 @@ from jax.typing import DTypeLike
 from grpojax.host.errors import UserError
 from grpojax.types import Array
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "expert", "tensor")
 
 Rules = Mapping[str, tuple[str, ...]]
 
 # Logical axis -> mesh axes. "embed" and "hidden" are both the hidden size: "embed" for matrices, "hidden" for norms and
-# biases, which are small and stay whole. TRAIN also cuts weights over fsdp. ROLLOUT keeps whole weights on each
-# fsdp shard, so that decoding never moves a weight.
+# biases, which are small and stay whole. "expert_embed" is the hidden size of experts, whose first axis takes
+# ``expert``. TRAIN also cuts weights over fsdp. ROLLOUT keeps whole weights on each fsdp shard, so that decoding never
+# moves a weight; experts stay cut over ``expert`` there, so that each device reads only its own.
 TRAIN: Rules = {
-    "shard": ("data", "fsdp"),
-    "embed": ("fsdp",),
+    "shard": ("data", "fsdp", "expert"),
+    "embed": ("fsdp", "expert"),
+    "expert_embed": ("fsdp",),
     "heads": ("tensor",),
     "head_count": ("tensor",),
     "kv_heads": ("tensor",),
@@ -41,7 +50,7 @@ TRAIN: Rules = {
     "mlp": ("tensor",),
     "expert_mlp": ("tensor",),
     "shared_mlp": ("tensor",),
-    "experts": (),
+    "experts": ("expert",),
     "choices": (),
     "one": (),
     "vocab": ("tensor",),
@@ -50,36 +59,45 @@ TRAIN: Rules = {
     "rank": (),
     "layers": (),
 }
-ROLLOUT: Rules = {**TRAIN, "embed": ()}
+ROLLOUT: Rules = {**TRAIN, "embed": (), "expert_embed": ()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """Number of devices along each axis of the mesh. One of the first three may be -1, which takes all that remain.
+    """Number of devices along each axis of the mesh. One of the first four may be -1, which takes all that remain.
 
     Attributes:
       data: copies of the weights, each with its own share of the batch.
       fsdp: devices over which weights, optimiser state and the batch are sharded.
+      expert: devices over which the experts of a mixture are sharded, and the batch. Tokens move to their experts.
       tensor: devices over which each matrix product is sharded.
-      rollout: devices, the last ones, that only sample; a multiple of ``tensor``. The axes above then divide the other
-        devices, which learn. Devices that sample shard the weights by ``tensor`` only. 0 samples and learns on all
-        devices.
+      rollout: devices, the last ones, that only sample; a multiple of ``expert`` times ``tensor``. The axes above then
+        divide the other devices, which learn. Devices that sample shard the weights by ``expert`` and ``tensor`` only.
+        0 samples and learns on all devices.
     """
 
     data: int = 1
     fsdp: int = -1
+    expert: int = 1
     tensor: int = 1
     rollout: int = 0
 
     def __post_init__(self):
-        if self.rollout < 0 or (self.tensor > 0 and self.rollout % self.tensor):
-            raise UserError(f"rollout={self.rollout}: must be 0, or a multiple of tensor={self.tensor}")
-        sizes = (self.data, self.fsdp, self.tensor)
+        if self.rollout < 0 or self.rollout % (max(self.tensor, 1) * max(self.expert, 1)):
+            raise UserError(
+                f"rollout={self.rollout}: must be 0, or a multiple of tensor={self.tensor} times expert={self.expert}"
+            )
+        sizes = self.sizes
         if any(s < 1 and s != -1 for s in sizes) or sizes.count(-1) > 1:
             raise UserError(
-                f"data={self.data}, fsdp={self.fsdp}, tensor={self.tensor}: each must be at least 1, and one of them "
-                "may be -1 (the rest)"
+                f"data={self.data}, fsdp={self.fsdp}, expert={self.expert}, tensor={self.tensor}: each must be at "
+                "least 1, and one of them may be -1 (the rest)"
             )
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Devices along `AXES`."""
+        return self.data, self.fsdp, self.expert, self.tensor
 
 
 def disaggregate(config: MeshConfig, devices: Sequence[jax.Device]) -> tuple[list[jax.Device], list[jax.Device]]:
@@ -104,6 +122,13 @@ def disaggregate(config: MeshConfig, devices: Sequence[jax.Device]) -> tuple[lis
     return learning, sampling
 
 
+def sampling_mesh(learning: Mesh, devices: int) -> MeshConfig:
+    """The mesh of ``devices`` that only sample: their axes ``expert`` and ``tensor`` are those of the ones that learn,
+    so that a device's part of a weight has the same shape on both sides."""
+    expert, tensor = learning.shape["expert"], learning.shape["tensor"]
+    return MeshConfig(data=devices // expert // tensor, fsdp=1, expert=expert, tensor=tensor)
+
+
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Builds the mesh. With several TPU slices, ``data`` is cut over the slices; the other axes stay inside of a slice.
 
@@ -116,14 +141,14 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         wiring of the chips does not allow this mesh. The message names possible meshes.
     """
     devices = list(devices if devices is not None else jax.devices())
-    sizes = [config.data, config.fsdp, config.tensor]
+    sizes = [*config.sizes]
     known = math.prod(s for s in sizes if s != -1)
     if -1 in sizes:
         sizes[sizes.index(-1)] = max(len(devices) // known, 1)
     laid_out = _lay_out(sizes, devices)
     if isinstance(laid_out, str):
         raise UserError(f"mesh {_shown(sizes)} {laid_out}\npossible: {_possible(sizes, devices)}")
-    return Mesh(laid_out, AXES, axis_types=(AxisType.Auto,) * 3)
+    return Mesh(laid_out, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _lay_out(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray | str:
@@ -137,7 +162,8 @@ def _lay_out(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray 
         return f"does not divide data over the {slices} slices; fsdp and tensor stay inside of a slice"
     make = functools.partial(mesh_utils.create_device_mesh, sizes)
     if slices > 1:
-        make = functools.partial(mesh_utils.create_hybrid_device_mesh, (data // slices, *inside), (slices, 1, 1))
+        across = (slices, *(1 for _ in inside))
+        make = functools.partial(mesh_utils.create_hybrid_device_mesh, (data // slices, *inside), across)
     try:
         return make(devices, allow_split_physical_axes=False)
     except NotImplementedError:  # an axis of the chips must serve two of the mesh
@@ -153,14 +179,17 @@ def _lay_out(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray 
 
 
 def _shown(sizes: Sequence[int]) -> str:
-    return " x ".join(f"{a}={s}" for a, s in zip(AXES, sizes, strict=True))
+    """The sizes as text. Few meshes have an axis of experts, so it is left out where it is 1."""
+    return " x ".join(f"{a}={s}" for a, s in zip(AXES, sizes, strict=True) if a != "expert" or s != 1)
 
 
 def _possible(wanted: Sequence[int], devices: Sequence[jax.Device], most: int = 4) -> str:
     """Possible meshes of these devices; those nearest to the wanted sizes come first."""
-    n = len(devices)
+    expert = wanted[AXES.index("expert")]
+    expert = expert if len(devices) % expert == 0 else 1
+    n = len(devices) // expert
     divisors = [d for d in range(1, n + 1) if n % d == 0]
-    every = [(data, fsdp, n // data // fsdp) for data in divisors for fsdp in divisors if n // data % fsdp == 0]
+    every = [(data, fsdp, expert, n // data // fsdp) for data in divisors for fsdp in divisors if n // data % fsdp == 0]
     every.sort(key=lambda sizes: sum(abs(math.log(a / b)) for a, b in zip(sizes, wanted, strict=True)))
     found = (sizes for sizes in every if not isinstance(_lay_out(sizes, devices), str))
     return ", ".join("(" + _shown(sizes) + ")" for sizes in itertools.islice(found, most)) or "none"
@@ -182,7 +211,7 @@ def named(mesh: Mesh | None, logical: Sequence[str | None], rules: Rules = TRAIN
 
 def shards(mesh: Mesh | None) -> int:
     """Number of batch shards of a mesh, the equal parts that a batch is cut into."""
-    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in TRAIN["shard"])
 
 
 def constrain(x: Array, mesh: Mesh | None, *logical: str | None, rules: Rules = TRAIN) -> Array:
@@ -200,7 +229,8 @@ def check_divides(mesh: Mesh | None, what: str, size: int, axes: Sequence[str]) 
 
 
 def gather_weight(w: Array, mesh: Mesh | None, dtype: DTypeLike, *logical: str | None) -> Array:
-    """Casts a weight to the compute dtype and gathers it over ``fsdp``. Its gradient is scattered back over ``fsdp``.
+    """Casts a weight to the compute dtype and gathers it over ``fsdp``, and over ``expert`` if it is no expert. Its
+    gradient is scattered back over these axes.
 
     The cast comes first, so that the gather moves the compute dtype.
     """

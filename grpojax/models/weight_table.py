@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from grpojax.host.errors import UserError
 from grpojax.models import quantised
 from grpojax.models.decoder_config import DecoderConfig, DeltaNet, Experts, Kind
 from grpojax.models.sharding import TRAIN, Rules, check_divides, named
@@ -197,11 +198,11 @@ DECODER: WeightTable = {
         when="corrected_choice",
         exact=True,
     ),
-    "expert_gate": _expert("embed", "expert_mlp", "gate_proj"),
+    "expert_gate": _expert("expert_embed", "expert_mlp", "gate_proj"),
     "expert_gate_bias": _expert_bias("expert_mlp", "gate_proj"),
-    "expert_up": _expert("embed", "expert_mlp", "up_proj"),
+    "expert_up": _expert("expert_embed", "expert_mlp", "up_proj"),
     "expert_up_bias": _expert_bias("expert_mlp", "up_proj"),
-    "expert_down": _expert("expert_mlp", "embed", "down_proj", residual=True),
+    "expert_down": _expert("expert_mlp", "expert_embed", "down_proj", residual=True),
     "expert_down_bias": _expert_bias("hidden", "down_proj"),
     "shared_gate": _kernel("embed", "shared_mlp", "mlp.shared_expert.gate_proj", when="shared_expert"),
     "shared_up": _kernel("embed", "shared_mlp", "mlp.shared_expert.up_proj", when="shared_expert"),
@@ -220,6 +221,7 @@ def sizes(config: DecoderConfig) -> dict[str, int]:
         "layers": config.num_layers,
         "vocab": config.vocab_size,
         "embed": config.hidden_size,
+        "expert_embed": config.hidden_size,
         "hidden": config.hidden_size,
         "heads": config.num_heads * config.head_dim,
         "gated_heads": 2 * config.num_heads * config.head_dim,
@@ -310,9 +312,20 @@ def shardings(tree: Any, mesh: Mesh | None, rules: Rules = TRAIN, table: WeightT
     return jax.tree_util.tree_map_with_path(one, tree)
 
 
+def check_experts(config: DecoderConfig, shards: int) -> None:
+    """Raises `UserError` if a model's experts do not divide over ``mesh.expert``, or if it has none to divide."""
+    count = 0 if config.experts is None else config.experts.count
+    if shards > 1 and (not count or count % shards):
+        fit = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0) or "1"
+        raise UserError(
+            f"mesh.expert={shards} does not divide the {count} experts of this model\nset mesh.expert to one of: {fit}"
+        )
+
+
 def check_mesh(config: DecoderConfig, mesh: Mesh | None) -> None:
     """Raises `UserError` if a decoder's weights do not divide over the mesh. The mesh may not cut a head of the query;
     it may cut heads of keys and values (`grpojax.models.kv_heads`)."""
+    check_experts(config, 1 if mesh is None else mesh.shape["expert"])
     mlps = [("intermediate_size", config.intermediate_size, "mlp")]
     if config.experts is not None:
         mlps = mlps if config.dense else []

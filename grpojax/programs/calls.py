@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from grpojax.models import adapters, flops, kv_heads, sharding
+from grpojax.models import adapters, experts, flops, kv_heads, sharding
 from grpojax.models.weight_table import shardings
 from grpojax.programs import kv_cache, sampler
 from grpojax.programs.compiling import program
@@ -143,12 +143,15 @@ def rollout(policy: PolicyShape, weights: Any, prompts: Prompts, sampling: Sampl
     slots = config.decode_slots or config.group
     ring, rounds = kv_cache.ring(tokens, compute), -(-config.group // slots)
     cells = (rows * longest + rows * slots * ring.size) // shards // (1 if mesh is None else mesh.shape["tensor"])
+    total = forward_flops(policy, rows, longest, config.group, tokens)
+    if experts.pick(compute, rows // shards * slots) is experts.every:
+        total += flops.other_experts_flops(policy.config, rows * config.group * (tokens - 1))
     cached = dataclasses.replace(policy.config, num_kv_heads=kv_heads.on_mesh(policy.config, mesh))
     return Call(
         program("rollout", functools.partial(_sample, policy.graph, **how)),
         args,
         adapters.without_factors(weights) if adapters.unmerged(policy.adapter) else (),
-        flops=forward_flops(policy, rows, longest, config.group, tokens),
+        flops=total,
         iterations=rounds * (tokens - 1),
         cache=cells * flops.kv_bytes(cached, kv_cache.dtype_of(config.cache_dtype, compute)),
         blocks=ring.blocks,

@@ -19,6 +19,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.logprobs import UnusedRows, log_normalisers, mask_unused
+from grpojax.models.sharding import TRAIN, shards
 from grpojax.types import Array, Rows, Samples, Tokens
 
 _BLOCK = 2048  # entries of a group's vocabulary at a time
@@ -150,11 +151,11 @@ def make_influence(graph: Any, compute: Compute, *, temperature: float = 1.0) ->
             used = -(-(entries >= 0).sum(1).max() // block)
             if compute.mesh is None:
                 return shards(whole, entries, used, head)
-            shard = ("data", "fsdp")
+            shard = TRAIN["shard"]
             return jax.shard_map(
                 shards,
                 mesh=compute.mesh,
-                in_specs=(jax.P(None, shard), jax.P(shard), jax.P(), jax.P("tensor", "fsdp")),
+                in_specs=(jax.P(None, shard), jax.P(shard), jax.P(), jax.P("tensor", TRAIN["embed"])),
                 out_specs=(jax.P(None, shard), jax.P(shard)),
                 check_vma=False,
             )(whole, entries, used, head)
@@ -241,7 +242,7 @@ def _rows_of(head: Array, ids: Array, dtype: Any, compute: Compute) -> Array:
 
 def _over_copies(matrix: Array, compute: Compute, copies: int) -> Array:
     """Sums ``matrix`` over the shards that have parts of the same group."""
-    axes = ("data", "fsdp")
+    axes = TRAIN["shard"]
     mine = jax.lax.axis_index(axes) // copies
 
     def add(total: Array, i: Array) -> tuple[Array, None]:
@@ -249,5 +250,5 @@ def _over_copies(matrix: Array, compute: Compute, copies: int) -> Array:
         return jnp.where(mine == i, of_group, total), None
 
     assert compute.mesh is not None
-    groups = compute.mesh.shape["data"] * compute.mesh.shape["fsdp"] // copies
+    groups = shards(compute.mesh) // copies
     return jax.lax.scan(add, jnp.zeros_like(matrix), jnp.arange(groups, dtype=jnp.int32))[0]

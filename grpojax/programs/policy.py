@@ -135,11 +135,13 @@ class Policy:
             log.info("%s", note)
         self.config = hf.fit_tokenizer(hf.read_config(self.folder), self.tokenizer, self.folder)
         check_mesh(self.config, self.mesh)
+        if self.mesh is not None:
+            adapters.check_axes(self.adapter, fsdp=self.mesh.shape["fsdp"], expert=self.mesh.shape["expert"])
         self.graph, self.params = decoder.abstract(self.config)[0], None
         self._reshards: dict[str, Callable[[Any], Any]] = {}
         self.sampling, self._others = Sampling(self.mesh, self.compute), others
         if others:
-            self.sampling = _sampling_devices(others, laid_out.shape["tensor"], self.compute)
+            self.sampling = _sampling_devices(others, laid_out, self.compute)
 
     def load(self) -> "Policy":
         """Reads the weights; returns the policy."""
@@ -235,9 +237,9 @@ def on_shards(prompts: Prompts, config: SamplerConfig, count: int) -> tuple[Prom
     return spread, config
 
 
-def _sampling_devices(devices: Sequence[jax.Device], tensor: int, compute: Compute) -> Sampling:
-    """`Sampling` on devices that only sample. Prompts are cut over ``len(devices) / tensor`` shards."""
-    config = MeshConfig(data=len(devices) // tensor, fsdp=1, tensor=tensor)
+def _sampling_devices(devices: Sequence[jax.Device], learning: Mesh, compute: Compute) -> Sampling:
+    """`Sampling` on devices that only sample. Each has as large a part of a weight as the devices that learn give."""
+    config = sharding.sampling_mesh(learning, len(devices))
     mesh = None if len(devices) == 1 else sharding.make_mesh(config, devices)
     return Sampling(mesh, dataclasses.replace(compute, mesh=mesh))
 

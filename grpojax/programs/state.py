@@ -167,13 +167,8 @@ def make_reshard(
 
 def make_cast_of_factors(compute: Compute) -> Callable[[Any], dict[str, Array]]:
     """Makes the factors that a rollout samples with if they are not merged: ``params -> factors`` in the compute dtype.
-    The base is sampled with as it is.
-
-    Raises:
-      UserError: the base is cut over ``fsdp``.
-    """
-    dtype, mesh = jnp.dtype(compute.dtype), compute.mesh
-    adapters.check_base_is_whole(1 if mesh is None else mesh.shape["fsdp"])
+    The base is sampled with as it is, so that no axis may cut it (`grpojax.models.adapters.check_axes`)."""
+    dtype = jnp.dtype(compute.dtype)
 
     def cast(params: Any) -> dict[str, Array]:
         factors = adapters.factors_of(params)

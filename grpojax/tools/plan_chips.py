@@ -154,9 +154,7 @@ def topology_meshes(topology: str, mesh: MeshConfig, slices: int = 1) -> Chips:
     laid_out = sharding.make_mesh(mesh, learning)
     if not sampling:
         return Chips(laid_out)
-    tensor = laid_out.shape["tensor"]
-    aside = MeshConfig(data=len(sampling) // tensor, fsdp=1, tensor=tensor)
-    return Chips(laid_out, sharding.make_mesh(aside, sampling))
+    return Chips(laid_out, sharding.make_mesh(sharding.sampling_mesh(laid_out, len(sampling)), sampling))
 
 
 def topology_mesh(topology: str, mesh: MeshConfig, slices: int = 1) -> Mesh:

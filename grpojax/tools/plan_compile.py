@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from grpojax.models import flops
+from grpojax.models import dispatch, flops
 from grpojax.programs import kv_cache
 from grpojax.programs.calls import Call
 from grpojax.tools import hlo, plan_links
@@ -68,7 +68,8 @@ def compile_program(
             name=name, compile_s=seconds, error=error, consumers=consumers, resident=resident, room=room(kind)
         )
     seconds, memory = time.perf_counter() - started, compiled.memory_analysis()
-    module = hlo.analyse(text, {kv_cache.LOOP: call.blocks})
+    rounds = dispatch.EVEN_ROUNDS + 1  # of tokens to experts, if these get about as many each
+    module = hlo.analyse(text, {kv_cache.LOOP: call.blocks, dispatch.LOOP: rounds})
     once, each = hlo.by_kind(module.collectives)
     links = (
         plan_links.loads(module.collectives, devices),

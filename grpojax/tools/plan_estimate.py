@@ -4,20 +4,22 @@ where many plans are compared.
 All figures are estimates. Arrays that are kept (weights, moments, reference, cast weights, keys and values, gradients)
 are counted to the byte; of the temporaries, only the arrays of one layer are counted. Time is the longest of FLOPs /
 peak, bytes / bandwidth, and bytes between chips / the rate of their links. Bytes are those that have to be moved:
-weights, keys and values, moments; between chips the weights that are gathered, their gradients, and the activations
-that are summed over ``tensor``.
+weights, keys and values, moments; between chips the weights that are gathered, their gradients, the activations that
+are summed over ``tensor``, and the tokens that go to their experts and back.
 """
 
 import dataclasses
 import functools
 import math
+import types
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, DecoderConfig, adapters, delta_net, flops, kv_heads, sharding
+from grpojax.models import Compute, DecoderConfig, adapters, delta_net, dispatch, experts, flops, kv_heads, sharding
+from grpojax.models.weight_table import check_experts
 from grpojax.programs import batch_shards as cut
 from grpojax.programs import kv_cache, packing
 from grpojax.run.calls import times_a_step
@@ -122,10 +124,10 @@ def _check_known(config: Config, counts: Mapping[str, int]) -> None:
 
 def split_of(config: Config, chips: int) -> Split:
     """A recipe's own split on this number of chips."""
-    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    sizes = config.mesh.sizes
     known = math.prod(s for s in sizes if s != -1)
-    data, fsdp, tensor = (max(1, chips // known) if s == -1 else s for s in sizes)
-    return Split(data=data, fsdp=fsdp, tensor=tensor, microbatches=config.train.microbatches)
+    data, fsdp, expert, tensor = (max(1, chips // known) if s == -1 else s for s in sizes)
+    return Split(data=data, fsdp=fsdp, expert=expert, tensor=tensor, microbatches=config.train.microbatches)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,6 +144,15 @@ class _Work:
         return self.split.fsdp
 
     @property
+    def expert(self) -> int:
+        return self.split.expert
+
+    @property
+    def parts(self) -> int:
+        """Parts that weights are cut into where they are stored, not counting ``tensor``."""
+        return self.fsdp * self.expert
+
+    @property
     def tensor(self) -> int:
         return self.split.tensor
 
@@ -151,11 +162,27 @@ class _Work:
 
     @property
     def shards(self) -> int:
-        return self.split.data * self.fsdp
+        return self.split.data * self.parts
 
     @functools.cached_property
     def parameters(self) -> int:
         return flops.parameters(self.model)
+
+    @property
+    def mixtures(self) -> int:
+        """Layers with experts."""
+        return len(self.model.layers_of("mixture"))
+
+    @functools.cached_property
+    def of_experts(self) -> int:
+        """Those of the parameters that are experts."""
+        c = self.model
+        return 0 if c.experts is None else self.mixtures * c.experts.count * 3 * c.hidden_size * c.experts.size
+
+    @property
+    def whole(self) -> float:
+        """Parameters that a chip has while it multiplies: all but those that ``tensor`` and ``expert`` cut."""
+        return (self.parameters - self.of_experts * (1 - 1 / self.expert)) / self.tensor
 
     @property
     def spread(self) -> DecoderConfig:
@@ -166,8 +193,8 @@ class _Work:
     def learned(self) -> float:
         """Bytes of the weights that learn on a chip, in float32."""
         if (adapter := self.config.model.adapter) is None:
-            return 4 * self.parameters / self.fsdp / self.tensor
-        devices = {"fsdp": self.fsdp, "tensor": self.tensor}
+            return 4 * self.parameters / self.parts / self.tensor
+        devices = {"fsdp": self.fsdp, "expert": self.expert, "tensor": self.tensor}
         total = 0.0
         for name, x in adapters.abstract(adapter, self.model).items():
             cut_over = (axis for of_weight in adapters.FACTORS[name].axes for axis in sharding.TRAIN[of_weight])
@@ -182,7 +209,7 @@ class _Work:
         size = 2 if self.config.model.dtype == "bfloat16" else 4
         linear = flops.all_layers_weights(self.model)
         total = linear * (1 if adapter.base == "int8" else size) + (self.parameters - linear) * size
-        return total / self.fsdp / self.tensor
+        return total / self.parts / self.tensor
 
     @property
     def mlp(self) -> float:
@@ -191,7 +218,9 @@ class _Work:
         c, experts = self.model, self.model.experts
         if experts is None:
             return c.intermediate_size / self.tensor
-        mixture = (experts.chosen * experts.size + experts.shared) / self.tensor + experts.chosen * c.hidden_size / 2
+        rounds = 1 if self.expert == 1 else dispatch.EVEN_ROUNDS
+        inside = (experts.chosen / rounds * experts.size + experts.shared) / self.tensor
+        mixture = inside + experts.chosen * c.hidden_size / 2
         return max(mixture, c.intermediate_size / self.tensor) if c.dense else mixture
 
     @property
@@ -221,7 +250,7 @@ class _Work:
         """Bytes on a chip that are made for a rollout: weights, or only factors in 16 bits if they are not merged."""
         if adapters.unmerged(self.config.model.adapter):
             return self.learned / 2
-        return self.weight_bytes * self.parameters / self.tensor
+        return self.weight_bytes * self.whole
 
     @property
     def moments(self) -> int:
@@ -265,14 +294,36 @@ class _Work:
         return np.full(each, self.config.data.max_prompt_tokens), np.full((each, group), self.tokens)
 
     @property
-    def gathered(self) -> tuple[float, float]:
-        """Bytes that a chip receives when the weights of all layers are gathered over ``fsdp``, and when the output
-        projection is."""
-        adapter, others = self.config.model.adapter, (self.fsdp - 1) / self.fsdp / self.tensor
+    def gathered(self) -> tuple[float, float, float]:
+        """Bytes that a chip receives when the weights of all layers but experts are gathered, when the output
+        projection is, and when experts are, which is over ``fsdp`` only."""
+        adapter, others = self.config.model.adapter, (self.parts - 1) / self.parts / self.tensor
         each = 2 if adapter is None or adapter.base == "compute" else 1
         head = self.model.vocab_size * self.model.hidden_size
-        layers = self.parameters - (2 if self.model.own_head else 1) * head
-        return each * layers * others, 2 * head * others
+        layers = self.parameters - (2 if self.model.own_head else 1) * head - self.of_experts
+        experts = each * self.of_experts / self.expert * (self.fsdp - 1) / self.fsdp / self.tensor
+        return each * layers * others, 2 * head * others, experts
+
+    @property
+    def layer(self) -> float:
+        """Bytes of a layer's gathered weights."""
+        experts = self.of_experts / max(1, self.mixtures) * (1 - 1 / self.expert)
+        return 2 * (flops.layer_weights(self.model) - experts) / self.tensor
+
+    @property
+    def read(self) -> float:
+        """Bytes of weights that a forward pass reads. On shards of their own, experts are read in each round."""
+        again = 0 if self.expert == 1 else dispatch.EVEN_ROUNDS
+        return 2 * (self.whole + again * self.of_experts / self.expert / self.tensor)
+
+    def exchanged(self, tokens: float) -> float:
+        """Bytes that a chip receives when tokens go to their experts, or when they come back: an even load, with a
+        round that is not full."""
+        if self.model.experts is None:
+            return 0.0
+        rounds = (dispatch.EVEN_ROUNDS + 1) / dispatch.EVEN_ROUNDS
+        rows = rounds * tokens * self.model.experts.chosen * (self.expert - 1) / self.expert
+        return 2 * self.mixtures * self.model.hidden_size * rows
 
     def summed(self, tokens: float) -> float:
         """Bytes that a chip receives when the layers' outputs for these tokens, those of attention and of the MLP, are
@@ -283,10 +334,10 @@ class _Work:
 
 def _check_divides(w: _Work, chips: int) -> None:
     if w.shards * w.tensor != chips:
-        axes = f"data={w.split.data} x fsdp={w.fsdp} x tensor={w.tensor}"
+        axes = f"data={w.split.data} x fsdp={w.fsdp} x expert={w.expert} x tensor={w.tensor}"
         raise UserError(f"mesh {axes} does not make {chips} chips")
-    if adapters.unmerged(w.config.model.adapter):
-        adapters.check_base_is_whole(w.fsdp)
+    adapters.check_axes(w.config.model.adapter, fsdp=w.fsdp, expert=w.expert)
+    check_experts(w.model, w.expert)
     widths = {"intermediate_size": w.model.intermediate_size}
     if w.model.experts is not None:
         widths = widths if w.model.dense else {}
@@ -295,12 +346,13 @@ def _check_divides(w: _Work, chips: int) -> None:
         widths["linear_num_key_heads"] = w.model.delta.key_heads
     sizes = {"num_heads": w.model.num_heads, **widths, "vocab_size": w.model.vocab_size}
     bad = next((f"{name}={size}" for name, size in sizes.items() if size % w.tensor), "")
-    bad = f"hidden_size={w.model.hidden_size}" if not bad and w.model.hidden_size % w.fsdp else bad
+    bad = f"hidden_size={w.model.hidden_size}" if not bad and w.model.hidden_size % w.parts else bad
     if w.model.num_kv_heads * w.model.head_dim % w.tensor:
         bad = f"num_kv_heads={w.model.num_kv_heads}"
     if bad:
         raise UserError(
-            f"{w.model.family} with {bad} does not divide over mesh.fsdp={w.fsdp} and mesh.tensor={w.tensor}"
+            f"{w.model.family} with {bad} does not divide over mesh.fsdp={w.fsdp}, mesh.expert={w.expert} and "
+            f"mesh.tensor={w.tensor}"
         )
     rollout, train = w.config.rollout, w.config.train
     prompts, group = cut.spread_sizes(rollout.prompts // train.minibatches, rollout.group, w.shards)
@@ -314,24 +366,22 @@ class _Needs(NamedTuple):
       consumers: GiB by name.
       computed: FLOPs.
       moved: bytes of memory that are read or written.
-      fsdp: bytes that the chip receives from others along that axis.
-      tensor: the same along this axis.
+      received: bytes that the chip receives from others, by the names of `grpojax.tools.plan_links.rates`.
     """
 
     consumers: dict[str, float]
     computed: float
     moved: float
-    fsdp: float
-    tensor: float = 0.0
+    received: Mapping[str, float] = types.MappingProxyType({})
 
 
 def _report(name: str, work: _Work, target: Target, rates: Mapping[str, float], needs: _Needs) -> ProgramReport:
     state, chip = work.state, target.chip
-    received = {"fsdp": needs.fsdp, "tensor": needs.tensor}
+    received = sum(x / rates[a] for a, x in needs.received.items() if rates[a])
     seconds = {
         "compute": float(needs.computed) / chip.flops,
         "HBM": needs.moved / chip.bandwidth,
-        "NVLink or PCIe" if target.by_sheet else "ICI": sum(x / rates[a] for a, x in received.items() if rates[a]),
+        "NVLink or PCIe" if target.by_sheet else "ICI": received,
     }
     return ProgramReport(
         name=name,
@@ -362,6 +412,7 @@ def _rollout(w: _Work, target: Target) -> _Needs:
     live = ring.mean_live(w.tokens, rounds) * ring.size
     read = flops.decode_bytes(c, length, live, prompts=prompts, slots=slots, cache_dtype=dtype) / w.tensor
     read -= (2 - w.linear_bytes) * flops.all_layers_weights(c) / w.tensor
+    read -= w.linear_bytes * w.of_experts * (1 - 1 / w.expert) / w.tensor
     read -= (2 - w.weight_bytes) * c.vocab_size * c.hidden_size / w.tensor
     logits = 4 * prompts * slots * c.vocab_size
     kept = (prompts * length + prompts * slots * ring.size) * flops.kv_bytes(c, dtype) / w.tensor
@@ -373,28 +424,44 @@ def _rollout(w: _Work, target: Target) -> _Needs:
     if c.delta is not None:
         consumers["states of delta nets"] = prompts * (slots + 1) * flops.state_bytes(c) / w.tensor / _GIB
     if c.experts is not None:  # the decode loop needs another layout of two of an expert's three matrices
-        experts = len(c.layers_of("mixture")) * c.experts.count * 2 * c.hidden_size * c.experts.size
-        consumers["experts laid out for decoding"] = w.weight_bytes * experts / w.tensor / _GIB
+        laid_out = w.mixtures * c.experts.count * 2 * c.hidden_size * c.experts.size
+        consumers["experts laid out for decoding"] = w.weight_bytes * laid_out / w.expert / w.tensor / _GIB
     sizes = np.full(prompts, length), np.full((prompts, group), w.tokens)
     computed, steps = flops.forward_flops(c, *sizes) / w.tensor, rounds * (w.tokens - 1)
+    if experts.pick(compute, prompts * slots) is experts.every:
+        computed += flops.other_experts_flops(c, steps * prompts * slots) / w.tensor
     sums = w.summed(prompts * length + steps * prompts * slots)
-    return _Needs(consumers, computed, steps * read, fsdp=0.0, tensor=sums)
+    # A step gathers the tokens of all shards for the experts, and scatters what they give in sums.
+    shared = 0.0 if c.experts is None else steps * prompts * slots * (w.expert - 1)
+    received = {
+        "tensor": sums,
+        "expert": 2 * 2 * w.mixtures * c.hidden_size * shared,
+        "exchange": 2 * w.exchanged(prompts * length),
+    }
+    return _Needs(consumers, computed, steps * read, received)
 
 
 def _reshard(w: _Work, target: Target) -> _Needs:
     consumers = {"weights cast for the rollout": w.cast / _GIB}
     read = w.learned + (0.0 if adapters.unmerged(w.config.model.adapter) else w.base)
-    return _Needs(consumers, 0.0, w.cast + read, fsdp=w.cast * (w.fsdp - 1) / w.fsdp)
+    cut = w.weight_bytes * w.of_experts / w.expert / w.tensor
+    received = {"all": (w.cast - cut) * (w.parts - 1) / w.parts, "fsdp": cut * (w.fsdp - 1) / w.fsdp}
+    return _Needs(consumers, 0.0, w.cast + read, received)
 
 
 def _score(w: _Work, target: Target) -> _Needs:
     c, tokens = w.spread, sum(w.rows)
-    layer = 2 * flops.layer_weights(c) / w.tensor
+    layer = w.layer
     activations = tokens * (2 * (4 * w.mlp + 12 * c.hidden_size) + w.chunks)
     consumers = {"temporaries": (2 * layer + activations + _BLOCKS) / _GIB}
-    moved, (layers, head) = w.microbatches * 2 * w.parameters / w.tensor, w.gathered
-    computed, received = flops.forward_flops(c, *w.counts) / w.tensor, w.microbatches * (layers + head)
-    return _Needs(consumers, computed, moved, fsdp=received, tensor=w.summed(w.microbatches * tokens))
+    moved, (layers, head, of_experts) = w.microbatches * w.read, w.gathered
+    received = {
+        "all": w.microbatches * (layers + head),
+        "fsdp": w.microbatches * of_experts,
+        "exchange": 2 * w.exchanged(w.microbatches * tokens),
+        "tensor": w.summed(w.microbatches * tokens),
+    }
+    return _Needs(consumers, flops.forward_flops(c, *w.counts) / w.tensor, moved, received)
 
 
 def _update(w: _Work, target: Target) -> _Needs:
@@ -403,7 +470,7 @@ def _update(w: _Work, target: Target) -> _Needs:
     inner = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim / w.tensor
     outputs = inner + c.hidden_size + 2 * w.mlp
     kept = {"layer": 0.0, "matmuls": outputs, "none": 2 * outputs + 4 * c.hidden_size}[remat]
-    layer = 2 * flops.layer_weights(c) / w.tensor
+    layer = w.layer
     working = tokens * (2 * (4 * w.mlp + 4 * inner + 8 * c.hidden_size) + 2 * w.chunks) + 3 * layer
     gradients = w.learned
     consumers = {
@@ -412,14 +479,19 @@ def _update(w: _Work, target: Target) -> _Needs:
         "temporaries": (working + 2 * _BLOCKS) / _GIB,
     }
     # Weights are read forward and backward; then weights, moments and gradients are each read and written.
-    moved = micro * 2 * 2 * w.parameters / w.tensor + 2 * (2 + w.moments) * gradients
+    moved = micro * 2 * w.read + 2 * (2 + w.moments) * gradients
     computed = flops.update_flops(c, *w.counts, remat=remat, frozen=frozen)
     # Each micro-batch gathers the weights forward and backward, and scatters their gradients: of layers in 16 bits, of
     # the output projection in 32. Those of factors are nothing beside them.
-    layers, head = w.gathered
-    received = micro * (2 * (layers + head) + (0.0 if frozen else layers + 2 * head))
-    sums = (3 if remat == "layer" else 2) * w.summed(micro * tokens)
-    return _Needs(consumers, computed / w.tensor, moved, fsdp=received, tensor=sums)
+    # A backward pass sends tokens to their experts again, with their gradients, and takes gradients back.
+    layers, head, of_experts = w.gathered
+    received = {
+        "all": micro * (2 * (layers + head) + (0.0 if frozen else layers + 2 * head)),
+        "fsdp": micro * (2 if frozen else 3) * of_experts,
+        "exchange": 5 * w.exchanged(micro * tokens),
+        "tensor": (3 if remat == "layer" else 2) * w.summed(micro * tokens),
+    }
+    return _Needs(consumers, computed / w.tensor, moved, received)
 
 
 PROGRAMS = {

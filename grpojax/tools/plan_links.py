@@ -39,31 +39,35 @@ class Split:
     Attributes:
       data: copies of the weights, each with its own share of the batch.
       fsdp: chips over which weights and batch are sharded.
+      expert: chips over which the experts of a mixture are sharded, and the batch.
       tensor: chips over which each matrix product is sharded.
       microbatches: parts that an update takes one after the other (``train.microbatches``).
     """
 
     data: int = 1
     fsdp: int = 1
+    expert: int = 1
     tensor: int = 1
     microbatches: int = 1
 
 
 @functools.lru_cache(maxsize=1024)
 def rates(target: Target, split: Split) -> dict[str, float]:
-    """Bytes/s that a chip receives from the others along ``fsdp``, and along ``tensor``; 0 if no data sheet has it.
+    """Bytes/s that a chip receives from the others along ``fsdp``, ``expert``, ``tensor``, and "all", which is ``fsdp``
+    and ``expert`` together; and by an "exchange", an all-to-all along ``expert``. 0 if no data sheet has it.
 
     A slice is laid out as `grpojax.models.sharding.make_mesh` does it.
 
     Raises:
       UserError: the wiring of the chips does not allow this mesh.
     """
-    mesh = MeshConfig(data=split.data, fsdp=split.fsdp, tensor=split.tensor)
-    places = sharding.make_mesh(mesh, target.places).devices
-    sides = dict.fromkeys(("fsdp", "tensor"), 1)  # a GPU's figure is of all its links
+    mesh = MeshConfig(data=split.data, fsdp=split.fsdp, expert=split.expert, tensor=split.tensor)
+    first = sharding.make_mesh(mesh, target.places).devices[0]
+    lines = {"fsdp": first[:, 0, 0], "expert": first[0, :, 0], "tensor": first[0, 0], "all": first[:, :, 0]}
+    sides: dict[str, float] = dict.fromkeys((*lines, "exchange"), 1)  # a GPU's figure is of all its links
     if not target.by_sheet:
-        every = list(places.flat)
-        sides = {"fsdp": directions([*places[0, :, 0]], every), "tensor": directions([*places[0, 0]], every)}
+        sides = {axis: directions([*line.flat], target.places) for axis, line in lines.items()}
+        sides["exchange"] = crossing([*lines["expert"]], target.places)
     return {axis: n * target.chip.link for axis, n in sides.items()}
 
 
@@ -98,8 +102,8 @@ def _parts(c: Collective, devices: Sequence[Any], chip: Chip | None) -> Iterable
         yield "DCN", c.wire * share * (2 if c.kind == "all-reduce" else 1), network
         return
     if c.kind == "collective-permute":
-        crossing = any(len({_slice(devices[d]) for d in pair}) > 1 for pair in c.groups)
-        yield ("DCN", c.wire, network) if crossing else ("ICI", c.wire, link)
+        between = any(len({_slice(devices[d]) for d in pair}) > 1 for pair in c.groups)
+        yield ("DCN", c.wire, network) if between else ("ICI", c.wire, link)
         return
     group = [devices[d] for d in c.groups[0]]
     n, slices = len(group), len({_slice(d) for d in group})
@@ -108,7 +112,8 @@ def _parts(c: Collective, devices: Sequence[Any], chip: Chip | None) -> Iterable
     here = n // slices
     if here > 1:
         one = [d for d in group if _slice(d) == _slice(group[0])]
-        yield "ICI", c.wire * (here - 1) / here * n / (n - 1), link * directions(one, devices)
+        sides = crossing if c.kind in ("all-to-all", "ragged-all-to-all") else directions
+        yield "ICI", c.wire * (here - 1) / here * n / (n - 1), link * sides(one, devices)
     if slices > 1:
         yield "DCN", c.wire * (slices - 1) / slices * n / (n - 1) / here, network
 
@@ -119,11 +124,26 @@ def directions(group: Sequence[Any], devices: Sequence[Any]) -> int:
 
     TPU v4 and v5p close an axis of a slice that is made of whole cubes of 4x4x4, v5e and v6e one of 16 chips.
     """
+    return max(1, sum(2 if ring else 1 for _, ring in _axes(group, devices)))
+
+
+def crossing(group: Sequence[Any], devices: Sequence[Any]) -> float:
+    """As `directions`, for an all-to-all: the links that carry it at once, as a number of sides.
+
+    A chip sends something else to each of the others, and most of that passes by chips in between. So the middle of the
+    longest axis binds: half of what the chips of one half of it send crosses one link of a line, or two of a ring.
+    """
+    n = len(group)
+    halves = [(8 if ring else 4) / size * (n - 1) / n for size, ring in _axes(group, devices)]
+    return min([directions(group, devices), *halves])
+
+
+def _axes(group: Sequence[Any], devices: Sequence[Any]) -> list[tuple[int, bool]]:
+    """``(chips, whether they are a ring)`` of each axis of the interconnect along which a group lies."""
     shape = _extent([d for d in devices if _slice(d) == _slice(group[0])])
-    mine = _extent(group)
     flat = "lite" in devices[0].device_kind
     rings = [size == 16 if flat else all(s % 4 == 0 for s in shape) for size in shape]
-    return max(1, sum((2 if ring else 1) for size, ring in zip(mine, rings, strict=True) if size > 1))
+    return [(size, ring) for size, ring in zip(_extent(group), rings, strict=True) if size > 1]
 
 
 def _extent(group: Sequence[Any]) -> list[int]:

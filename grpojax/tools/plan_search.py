@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -51,7 +52,8 @@ class Fit:
     def settings(self) -> str:
         """The settings that make it, as ``grpojax train`` takes them."""
         s = self.split
-        return f"mesh.data={s.data} mesh.fsdp={s.fsdp} mesh.tensor={s.tensor} train.microbatches={s.microbatches}"
+        mesh = f"mesh.data={s.data} mesh.fsdp={s.fsdp} mesh.expert={s.expert} mesh.tensor={s.tensor}"
+        return f"{mesh} train.microbatches={s.microbatches}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +78,10 @@ def own(config: Config, target: Target, model: DecoderConfig | None = None) -> F
 def best(config: Config, target: Target, model: DecoderConfig | None = None, *, under: float = math.inf) -> Fit:
     """The split with which a recipe fits its chips, whatever its own ``mesh`` and ``train.microbatches`` are.
 
-    Every division of the chips over ``fsdp`` and ``tensor`` is tried, each with every number of micro-batches that is a
-    power of two. Of those that fit, micro-batches of at least `LEAST` positions come first, or else the fewest. Of
-    those that are about as fast as the fastest, the one that needs the least memory is taken. If none fits, it is the
-    one that lacks the least. None changes what the run learns.
+    Every division of the chips over ``fsdp``, ``tensor`` and, for a mixture of experts, ``expert`` is tried, each with
+    every number of micro-batches that is a power of two. Of those that fit, micro-batches of at least `LEAST` positions
+    come first, or else the fewest. Of those that are about as fast as the fastest, the one that needs the least memory
+    is taken. If none fits, it is the one that lacks the least. None changes what the run learns.
 
     Args:
       config: the recipe.
@@ -92,7 +94,7 @@ def best(config: Config, target: Target, model: DecoderConfig | None = None, *, 
     """
     model = shape_of(config.model.path) if model is None else model
     found, refused = list[Fit](), list[UserError]()
-    for split in _splits(config, target):
+    for split in _splits(config, target, model):
         try:
             found.append(Fit(split, plan_estimate.of_recipe(config, target, model=model, split=split)))
         except UserError as e:
@@ -111,19 +113,23 @@ def best(config: Config, target: Target, model: DecoderConfig | None = None, *, 
 def _too_many(config: Config, split: Split) -> int:
     """The number of micro-batches if each has fewer than `LEAST` positions, 0 otherwise."""
     each = config.data.max_prompt_tokens + config.rollout.group * config.rollout.max_tokens
-    positions = config.rollout.prompts // config.train.minibatches * each / (split.data * split.fsdp)
+    positions = config.rollout.prompts // config.train.minibatches * each / (split.data * split.fsdp * split.expert)
     return split.microbatches if split.microbatches > 1 and positions < LEAST * split.microbatches else 0
 
 
-def _splits(config: Config, target: Target) -> Iterator[Split]:
+def _splits(config: Config, target: Target, model: DecoderConfig) -> Iterator[Split]:
     """Those to try."""
     data = max(config.mesh.data, 1)
     inside = target.chips // data
     samples = config.rollout.prompts // config.train.minibatches * config.rollout.group
-    for tensor in (n for n in range(1, inside + 1) if inside % n == 0):
-        fsdp = inside // tensor
-        for power in range(max(1, samples // (data * fsdp)).bit_length()):
-            yield Split(data=data, fsdp=fsdp, tensor=tensor, microbatches=2**power)
+    count = 1 if model.experts is None else model.experts.count
+    sizes = [n for n in range(1, inside + 1) if inside % n == 0]
+    for tensor, expert in itertools.product(sizes, [n for n in sizes if count % n == 0]):
+        if inside % (tensor * expert):
+            continue
+        fsdp = inside // tensor // expert
+        for power in range(max(1, samples // (data * fsdp * expert)).bit_length()):
+            yield Split(data=data, fsdp=fsdp, expert=expert, tensor=tensor, microbatches=2**power)
 
 
 def longest(config: Config, target: Target, model: DecoderConfig | None = None) -> Longest:

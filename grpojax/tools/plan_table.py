@@ -30,7 +30,7 @@ class Cell:
       needs: GiB per chip that the program needs which needs most, with the run's state.
       room: GiB of a chip that programs can use.
       largest: the name of that program.
-      data, fsdp, tensor: the mesh that was found (`grpojax.tools.plan_search.best`).
+      data, fsdp, expert, tensor: the mesh that was found (`grpojax.tools.plan_search.best`).
       microbatches: the micro-batches of an update that were found.
       step_s: the least seconds of a step.
       bound_by: the resource that takes most of them: "compute", "HBM", or the links.
@@ -46,6 +46,7 @@ class Cell:
     largest: str = ""
     data: int = 1
     fsdp: int = 1
+    expert: int = 1
     tensor: int = 1
     microbatches: int = 1
     step_s: float = 0.0
@@ -156,7 +157,8 @@ def _row(cell: Cell) -> tuple[str, ...]:
     names = (cell.model, cell.learns, cell.device)
     if cell.refused:
         return (*names, "-", "-", "-", "-", f"no plan: {cell.refused}")
-    mesh = f"fsdp={cell.fsdp} tensor={cell.tensor}" + (f" data={cell.data}" if cell.data > 1 else "")
+    mesh = f"fsdp={cell.fsdp} tensor={cell.tensor}"
+    mesh += "".join(f" {axis}={n}" for axis, n in (("expert", cell.expert), ("data", cell.data)) if n > 1)
     sizes = (f"{cell.needs:.1f}", f"{cell.room:.1f}")
     if not cell.fits:
         return (*names, *sizes, "-", "-", f"lacks {cell.missing:.1f} GiB ({cell.largest}) with {mesh}")

@@ -10,18 +10,24 @@ import tiny_hf
 from flax import nnx
 from plain_decoder import FAMILIES, MIXTURE, plain_mixture, ragged_batch, random_decoder, some_prompts
 
+from grpojax import losses
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, decoder, experts, hf, quantised, score, sharding
 from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
 from grpojax.programs import blocks, packing, policy_update, state
+from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.sampler import SamplerConfig, no_samples, sample_groups
+from grpojax.programs.update import make_update
+from grpojax.records.checkpoint import Checkpoints
 from grpojax.tools import hlo
 from grpojax.types import PerToken, Rows, TrainBatch
 
 SHARED = FAMILIES["qwen2_moe"]
 OSS, GLM = (dataclasses.replace(FAMILIES[name], vocab_size=56) for name in ("gpt_oss", "glm4_moe"))
 MESH = sharding.MeshConfig(data=2, fsdp=2, tensor=2)
+EIGHT = dataclasses.replace(MIXTURE, experts=Experts(count=8, chosen=2, size=14))
+ON_SHARDS = sharding.MeshConfig(fsdp=2, expert=2, tensor=2)  # experts on shards of their own
 
 
 def some_weights(count=5, hidden=6, size=7, seed=0):
@@ -42,7 +48,7 @@ def test_values_and_gradients_equal_a_loop_over_experts(tokens, renormalised):
 
     def ours(apply):
         def run(h, w):
-            routing = experts.route(h, w["router"], config.experts)
+            routing = experts.route(h, experts.Router(w["router"]), config.experts)
             return apply(h, routing, w["expert_gate"], w["expert_up"], w["expert_down"])
 
         return run
@@ -58,7 +64,7 @@ def test_values_and_gradients_equal_a_loop_over_experts(tokens, renormalised):
 def test_experts_in_eight_bits_are_the_rounded_experts():
     weights = some_weights()
     h = jnp.asarray(np.random.default_rng(1).standard_normal((11, 6)), jnp.float32)
-    routing = experts.route(h, weights["router"], Experts(count=5, chosen=2, size=7))
+    routing = experts.route(h, experts.Router(weights["router"]), Experts(count=5, chosen=2, size=7))
     eight = [quantised.quantise(weights[name], 1) for name in ("expert_gate", "expert_up", "expert_down")]
     whole = [w.values.astype(jnp.float32) * w.scale[:, None] for w in eight]
     for apply in (experts.every, experts.grouped):
@@ -140,6 +146,53 @@ def test_gradients_of_experts_are_scattered_and_those_of_tokens_summed_once_a_to
     assert summed(2) < part and summed(1) < 4 * tokens
 
 
+def test_an_update_never_gathers_experts_over_their_own_axis():
+    """It keeps each expert, its gradient and its moments where they are. Tokens move."""
+    config = dataclasses.replace(EIGHT, experts=Experts(count=8, chosen=2, size=128))
+    mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=1, expert=8))
+    tx = make_optimizer(OptimizerConfig(), 10)
+    learner = state.abstract_state({"policy": state.decoder_network(config, tx, mesh)[1]}, mesh)["policy"]
+    for moment in jax.tree.leaves(learner):
+        assert len(moment.shape) < 4 or moment.sharding.shard_shape(moment.shape)[1] == 1
+    batch = ragged_batch(np.random.default_rng(3), p=8)
+    packed, _ = packing.pack(batch, shards=8)
+    graph = decoder.abstract(config)[0]
+    compute = Compute(mesh=mesh, experts="grouped")
+    loss = policy_update.policy_objective(graph, losses.Objective(), compute, balance_coef=0.0)
+    step = jax.jit(make_update(loss, tx, mesh), donate_argnums=0)
+    moved = hlo.analyse(step.lower(learner, {}, state.place_rows(packed, mesh)).compile().as_text()).collectives
+    one = config.hidden_size * 128 * 4  # bytes of one matrix of one expert
+    moved = [c for c in moved if len(c.groups[0]) > 1]
+    assert max(c.size for c in moved if c.kind != "all-to-all") < one
+    assert any(c.kind == "all-to-all" and c.unknown for c in moved)
+
+
+def test_a_checkpoint_of_one_mesh_opens_on_another(tmp_path):
+    _, params = random_decoder(EIGHT)
+    meshes = [sharding.make_mesh(m) for m in (ON_SHARDS, MESH, sharding.MeshConfig(fsdp=1, expert=8))]
+    tx, saved = make_optimizer(OptimizerConfig(), 10), []
+    for n, mesh in enumerate(meshes):
+        params = jax.device_put(params, shardings(params, mesh))
+        kept = state.init_state(params, tx, mesh)
+        checkpoints = Checkpoints(tmp_path / str(n))
+        checkpoints.save(1, {"policy": kept}, {"step": 1})
+        checkpoints.wait()
+        other = meshes[n - 1]
+        want = state.abstract_state({"policy": state.decoder_network(EIGHT, tx, other)[1]}, other)
+        got, _ = checkpoints.restore(want)
+        saved.append(got["policy"].params)
+        cut = got["policy"].params["layers"]["expert_up"].get_value().sharding
+        assert cut.is_equivalent_to(want["policy"].params["layers"]["expert_up"].get_value().sharding, 4)
+    for got in saved:
+        jax.tree.map(np.testing.assert_array_equal, got, saved[0])
+
+
+@pytest.mark.parametrize(("config", "fit"), [(MIXTURE, "1, 5"), (FAMILIES["qwen3"], "1")], ids=["mixture", "dense"])
+def test_a_mesh_that_does_not_share_out_experts_evenly_is_refused(config, fit):
+    with pytest.raises(UserError, match=rf"mesh.expert=2.*\n.*mesh.expert to one of: {fit}$"):
+        state.decoder_network(config, None, sharding.make_mesh(sharding.MeshConfig(expert=2)))
+
+
 def replayed(config, batch, choices, of_prompts, **how):
     batch = dataclasses.replace(batch, choices=choices, prompt_choices=of_prompts)
     packed, layout = packing.pack(batch, **how)
@@ -192,13 +245,13 @@ def test_a_replay_of_the_trainers_own_choices_changes_no_bit(config):
 def test_each_token_of_a_row_gets_its_own_choices():
     """Other choices change the scores; a batch in another order of samples gives each sample the same scores, in
     blocks that follow a reading of prompts too, and on a mesh."""
-    config, rng = MIXTURE, np.random.default_rng(3)
+    config, rng = EIGHT, np.random.default_rng(3)
     batch = ragged_batch(rng, p=8)
     graph, params = random_decoder(config)
     width = len(config.layers_of("mixture")) * config.experts.chosen
-    choices = rng.permuted(np.tile(np.arange(5), (*batch.tokens.shape, config.num_layers, 1)), axis=-1)
+    choices = rng.permuted(np.tile(np.arange(8), (*batch.tokens.shape, config.num_layers, 1)), axis=-1)
     choices = choices[..., :2].reshape(*batch.tokens.shape, width).astype(np.uint8)
-    of_prompts = rng.permuted(np.tile(np.arange(5), (*batch.prompts.tokens.shape, config.num_layers, 1)), axis=-1)
+    of_prompts = rng.permuted(np.tile(np.arange(8), (*batch.prompts.tokens.shape, config.num_layers, 1)), axis=-1)
     of_prompts = of_prompts[..., :2].reshape(*batch.prompts.tokens.shape, width).astype(np.uint8)
 
     def scores(batch, compute=Compute(), placed=params, **how):  # noqa: B008
@@ -223,10 +276,10 @@ def test_each_token_of_a_row_gets_its_own_choices():
     other |= {"choices": np.take_along_axis(choices, order[..., None, None], 1)}
     got = scores(dataclasses.replace(batch, **other))
     np.testing.assert_allclose(got, np.take_along_axis(want, order[..., None], 1), atol=1e-5)
-    mesh = sharding.make_mesh(MESH)
-    on_mesh = jax.device_put(params, shardings(params, mesh))
-    got = scores(batch, Compute(mesh=mesh, experts="grouped"), on_mesh, shards=4)
-    np.testing.assert_allclose(got, want, atol=2e-5)
+    for mesh in map(sharding.make_mesh, (MESH, ON_SHARDS)):
+        on_mesh = jax.device_put(params, shardings(params, mesh))
+        got = scores(batch, Compute(mesh=mesh, experts="grouped"), on_mesh, shards=4)
+        np.testing.assert_allclose(got, want, atol=2e-5)
 
 
 def test_a_decoder_without_experts_has_no_choices():
@@ -292,13 +345,21 @@ def test_log_probs_of_the_sampler_equal_the_trainers(config):
     assert np.abs(logps - out.logps)[np.arange(9) < out.lengths[..., None]].max() < 1e-4
 
 
-@pytest.mark.parametrize("weights", ["compute", "int8"])
-def test_draws_do_not_depend_on_the_mesh(weights):
-    graph, params = random_decoder(MIXTURE)
-    want = drawn((graph, state.make_reshard(MIXTURE, Compute(), weights)(params)), CONFIG)
-    compute = Compute(mesh=sharding.make_mesh(MESH), experts="grouped")
+@pytest.mark.parametrize(
+    ("mesh", "how", "weights"),
+    [
+        (MESH, "grouped", "compute"),
+        (MESH, "grouped", "int8"),
+        (ON_SHARDS, "grouped", "int8"),
+        (ON_SHARDS, "every", "int8"),
+    ],
+)
+def test_draws_do_not_depend_on_the_mesh(mesh, how, weights):
+    graph, params = random_decoder(EIGHT)
+    want = drawn((graph, state.make_reshard(EIGHT, Compute(), weights)(params)), CONFIG)
+    compute = Compute(mesh=sharding.make_mesh(mesh), experts=how)
     placed = jax.device_put(params, shardings(params, compute.mesh))
-    got = drawn((graph, state.make_reshard(MIXTURE, compute, weights)(placed)), CONFIG, compute=compute)
+    got = drawn((graph, state.make_reshard(EIGHT, compute, weights)(placed)), CONFIG, compute=compute)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logps, want.logps, atol=2e-5)
 

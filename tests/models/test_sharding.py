@@ -36,30 +36,30 @@ def laid_out(sizes, devices):
 @pytest.mark.parametrize(
     ("shape", "slices", "sizes"),
     [
-        ((4, 4, 1), 2, (2, 16, 1)),
-        ((4, 4, 1), 2, (4, 4, 2)),
-        ((2, 2, 4), 3, (3, 4, 4)),
-        ((2, 2, 4), 3, (6, 2, 4)),
-        ((2, 2, 1), 2, (8, 1, 1)),
+        ((4, 4, 1), 2, (2, 16, 1, 1)),
+        ((4, 4, 1), 2, (4, 4, 1, 2)),
+        ((2, 2, 4), 3, (3, 4, 2, 2)),
+        ((2, 2, 4), 3, (6, 2, 1, 4)),
+        ((2, 2, 1), 2, (8, 1, 1, 1)),
     ],
 )
 def test_data_goes_across_slices_and_the_rest_stays_inside(shape, slices, sizes):
     got = laid_out(sizes, chips(shape, slices))
     numbers = np.vectorize(lambda d: d.slice_index)(got)
-    assert (numbers == numbers[:, :1, :1]).all()
+    assert (numbers == numbers[:, :1, :1, :1]).all()
     # A slice has consecutive places of data.
-    assert numbers[:, 0, 0].tolist() == sorted(numbers[:, 0, 0]) and len(set(numbers.flat)) == slices
+    assert numbers[:, 0, 0, 0].tolist() == sorted(numbers[:, 0, 0, 0]) and len(set(numbers.flat)) == slices
 
 
 def test_an_axis_of_the_mesh_is_an_axis_of_the_chips():
-    got = laid_out((1, 4, 8), chips((4, 4, 2)))
-    for line in got[0].T:  # fsdp: 4 chips in a row
+    got = laid_out((1, 4, 1, 8), chips((4, 4, 2)))
+    for line in got[0, :, 0].T:  # fsdp: 4 chips in a row
         assert sum(len(set(axis)) > 1 for axis in zip(*(d.coords for d in line), strict=True)) == 1
 
 
 def test_an_axis_of_the_chips_serves_two_of_the_mesh_where_it_must():
-    got = laid_out((1, 8, 2), chips((4, 4, 1)))
-    for a, b in got[0]:
+    got = laid_out((1, 8, 1, 2), chips((4, 4, 1)))
+    for a, b in got[0, :, 0]:
         assert sum(abs(p - q) for p, q in zip(a.coords, b.coords, strict=True)) == 1
 
 
@@ -75,6 +75,8 @@ def test_an_axis_of_the_chips_serves_two_of_the_mesh_where_it_must():
          "needs 6 devices, but there are 8\npossible: (data=2 x fsdp=1 x tensor=4), (data=2 x fsdp=2 x tensor=2), "),
         (MeshConfig(data=2), [*chips((2, 2, 1), 2)[:7], SimpleNamespace(**{**vars(chips((2, 2, 2))[7]), "id": 9})],
          "cannot be laid out"),
+        (MeshConfig(data=3, expert=2), chips((2, 2, 2)),
+         "data=3 x fsdp=1 x expert=2 x tensor=1 needs 6 devices.*\npossible: (data=4 x fsdp=1 x expert=2"),
     ],
 )  # fmt: skip
 def test_an_impossible_mesh_names_possible_ones(config, devices, says):
@@ -90,14 +92,15 @@ def test_the_possible_ones_are():
         found = re.findall(r"data=(\d+) x fsdp=(\d+) x tensor=(\d+)\)", str(e.value))
         assert len(found) == 4
         for sizes in found:
-            laid_out([int(n) for n in sizes], devices)
+            data, fsdp, tensor = map(int, sizes)
+            laid_out([data, fsdp, 1, tensor], devices)
 
 
 def test_processors_are_laid_out_in_their_order():
     mesh = make_mesh(MeshConfig(data=2, fsdp=-1, tensor=2), jax.devices())
-    assert [d.id for d in mesh.devices.flat] == list(range(8)) and mesh.devices.shape == (2, 2, 2)
+    assert [d.id for d in mesh.devices.flat] == list(range(8)) and mesh.devices.shape == (2, 2, 1, 2)
     hosts = [SimpleNamespace(id=n, platform="gpu", device_kind="H100", slice_index=n // 4) for n in range(8)]
-    assert [d.id for d in laid_out((1, 8, 1), hosts).flat] == list(range(8))
+    assert [d.id for d in laid_out((1, 8, 1, 1), hosts).flat] == list(range(8))
 
 
 COMPILED = """
@@ -122,5 +125,5 @@ def test_the_topologies_of_the_compiler():
     run = tpu_compiler.run(COMPILED)
     assert run.returncode == 0, run.stderr[-2000:]
     lines = run.stdout.splitlines()
-    assert lines[:3] == ["(2, 16, 1) [1, 1]", "(4, 4, 2) [1, 1, 1, 1]", "(4, 4, 2) [1, 1, 1, 1]"]
+    assert lines[:3] == ["(2, 16, 1, 1) [1, 1]", "(4, 4, 1, 2) [1, 1, 1, 1]", "(4, 4, 1, 2) [1, 1, 1, 1]"]
     assert "data over the 2 slices" in lines[3] and math.prod(map(int, re.findall(r"=(\d+)", lines[4])[:3])) == 32

@@ -254,9 +254,14 @@ def test_base_and_factors_draw_what_an_update_scores(of, kind, sizes):
     assert np.abs(layout.unpack(np.asarray(logps)[None]) - out.logps)[drawn].max() < 1e-4
 
 
-def test_a_base_that_is_cut_over_fsdp_must_be_merged():
+def test_axes_that_adapters_cannot_have_are_refused():
+    """A base that is cut over fsdp must be merged, and experts on shards of their own cannot be frozen."""
     with pytest.raises(UserError, match="merged=false with mesh.fsdp=2 .*set mesh.fsdp=1"):
-        state.make_cast_of_factors(Compute(mesh=mesh_of((4, 2, 1))))
+        adapters.check_axes(AdapterConfig(merged=False), fsdp=2, expert=1)
+    with pytest.raises(UserError, match="mesh.expert=2.*set mesh.expert=1"):
+        adapters.check_axes(AdapterConfig(), fsdp=2, expert=2)
+    adapters.check_axes(AdapterConfig(), fsdp=2, expert=1)
+    adapters.check_axes(None, fsdp=2, expert=2)
 
 
 MESHES = [(1, 8, 1), (2, 4, 1), (8, 1, 1), (2, 2, 2), (1, 1, 8)]

@@ -47,11 +47,9 @@ def update(
     batch, objective, *, sizes=None, microbatches=1, least=None, compute=None, optimizer=SGD, model=CONFIG, **more
 ):
     """Weights after one update, and its metrics; with ``least`` of blocks, some prompts of a shard at a time."""
-    mesh = (
-        None
-        if sizes is None
-        else sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
-    )
+    data, fsdp, tensor, expert = (*(sizes or ()), 1, 1, 1, 1)[:4]
+    config = sharding.MeshConfig(data=data, fsdp=fsdp, tensor=tensor, expert=expert)
+    mesh = None if sizes is None else sharding.make_mesh(config)
     compute = dataclasses.replace(compute or Compute(), mesh=mesh)
     graph, params = random_decoder(model)
     if mesh is not None:
@@ -111,12 +109,17 @@ def test_the_gradient_does_not_depend_on_the_split(reference, sizes, microbatche
         assert other[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
 
 
-@pytest.mark.parametrize(("sizes", "microbatches", "least"), [(None, 4, None), ((2, 2, 2), 1, None), (None, 1, 14)])
+@pytest.mark.parametrize(
+    ("sizes", "microbatches", "least"),
+    [(None, 4, None), ((2, 2, 2), 1, None), (None, 1, 14), ((1, 2, 2, 2), 2, None), ((1, 1, 1, 8), 1, None)],
+)
 def test_nor_does_that_of_a_mixture_with_its_load_balance_loss(sizes, microbatches, least):
+    """Nor on where its experts are."""
     batch, variant = learning_batch()
-    model = dataclasses.replace(CONFIG, family="qwen2_moe", experts=Experts(count=5, chosen=2, size=12, shared=6))
+    model = dataclasses.replace(CONFIG, family="qwen2_moe", experts=Experts(count=8, chosen=2, size=12, shared=6))
     how = dict(model=model, balance_coef=0.1)
     want, metrics = update(batch, variant.objective, **how)
+    how["compute"] = Compute(experts="grouped")
     got, other = update(batch, variant.objective, sizes=sizes, microbatches=microbatches, least=least, **how)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=5e-6, err_msg=jax.tree_util.keystr(path))

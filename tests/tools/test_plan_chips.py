@@ -75,7 +75,9 @@ def test_what_does_not_fit_names_a_mesh_that_does(capsys):
     eight = ["model.path=Qwen3-8B", "model.adapter.rank=32", "--topology", "l4:4"]
     assert cli.main(["plan", str(GSM8K), *eight]) == 1
     out = capsys.readouterr().out
-    settings = re.search(r"by shapes it fits with (mesh.data=1 mesh.fsdp=1 mesh.tensor=4 train.microbatches=\d+) ", out)
+    settings = re.search(
+        r"by shapes it fits with (mesh.data=1 mesh.fsdp=1 mesh.expert=1 mesh.tensor=4 train.microbatches=\d+) ", out
+    )
     assert cli.main(["plan", str(GSM8K), *eight, *settings[1].split()]) == 0
 
 

@@ -66,6 +66,15 @@ def test_links_are_busy_for_as_long_as_the_compilers_collectives():
     assert update.name == "update" and 0.8 * 5.28e9 < update.seconds["ICI"] * rate < 5.28e9
 
 
+def test_an_update_with_experts_on_shards_of_their_own_is_as_the_compilers():
+    """The recipe's, compiled in full (jax 0.10.2, libtpu 0.0.52, 2026-11-26)."""
+    config, target = recipes.load(PODS / "v5p-2x4x4_qwen3-30b-a3b.yaml"), plan_chips.parse("v5p:2x4x4")
+    update = plan_estimate.of_recipe(config, target).programs[-1]
+    assert config.mesh.expert == 32 and update.name == "update"
+    assert update.total + update.resident == pytest.approx(23.13, rel=0.1)
+    assert update.seconds["ICI"] == pytest.approx(1.68, rel=0.05)
+
+
 def test_one_chip_receives_nothing():
     programs = plan_estimate.of_recipe(
         recipes.load(PODS / "v5e-1_qwen2.5-0.5b.yaml"), plan_chips.parse("v5e-1")

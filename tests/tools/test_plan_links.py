@@ -4,8 +4,9 @@ import types
 
 import pytest
 
+from grpojax.models import flops
 from grpojax.tools.hlo import Collective
-from grpojax.tools.plan_links import directions, loads
+from grpojax.tools.plan_links import crossing, directions, loads
 
 
 def chips(kind, shape, slices=1):
@@ -35,6 +36,24 @@ def collective(kind, size, wire, groups, *, times=1, unknown=False):
 def test_a_chip_is_fed_from_as_many_sides_as_its_worst_place_has(kind, shape, sides):
     devices = chips(kind, shape)
     assert directions(devices, devices) == sides
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "sides"),
+    [
+        ("TPU v5 lite", (2, 2), 1.5),  # half of 4/3 of what a chip receives crosses each of two links
+        ("TPU v5 lite", (4, 4), 15 / 16),
+        ("TPU v5 lite", (16, 1), 15 / 32),  # a ring
+        ("TPU v5", (4, 4, 4), 2 * 63 / 64),
+        ("TPU v5 lite", (2, 1), 1),
+    ],
+)
+def test_the_middle_of_an_axis_binds_an_all_to_all(kind, shape, sides):
+    devices = chips(kind, shape)
+    assert crossing(devices, devices) == pytest.approx(sides)
+    n = len(devices)
+    (load,) = loads((collective("all-to-all", 1e9, 1e9, [range(n)]),), devices).values()
+    assert load.seconds == pytest.approx(1e9 / (flops.CHIPS[kind].link * sides))
 
 
 def test_a_part_of_the_slice_is_fed_along_its_own_axes():

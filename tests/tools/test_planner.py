@@ -13,7 +13,8 @@ import tpu_compiler
 
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
-from grpojax.models import Compute, DecoderConfig, flops, sharding
+from grpojax.models import Compute, DecoderConfig, dispatch, flops, sharding
+from grpojax.models.decoder_config import Experts
 from grpojax.programs import packing
 from grpojax.programs.calls import Call
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
@@ -129,6 +130,27 @@ def test_programs_compile_and_move_what_they_must(topology, mesh, overlap):
     assert reports["update"].argument == pytest.approx(12 * params / 16 / GIB, rel=0.1)
     assert reports["update"].alias == pytest.approx(reports["update"].output, rel=0.01)
     assert reports["rollout"].argument == pytest.approx(params * bfloat16, rel=0.1)
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_experts_on_shards_of_their_own_stay_there():
+    """Tokens go to them in all-to-alls; no program moves as much as a shard's part of one layer's matrix."""
+    config = dataclasses.replace(
+        CONFIG, family="qwen3_moe", qkv_bias=False, qk_norm=True, experts=Experts(count=64, chosen=2, size=1024)
+    )
+    laid_out = ["mesh.fsdp=1", "mesh.expert=8", *sizes(8, 8, 128)]
+    reports = tpu_compiler.plan(config, "v5p:2x2x2", *laid_out, programs=["rollout", "update"], vocab_chunk=1024)
+    assert not any(r.error for r in reports.values())
+    part = 64 // 8 * 256 * 1024 * 2 / GIB
+    for name, report in reports.items():
+        moved = {k: Traffic(*t) for one in (report.collectives, report.per_iteration) for k, t in one.items()}
+        assert all(t.largest < part for kind, t in moved.items() if "all-to-all" not in kind), name
+    assert Traffic(*reports["update"].collectives["all-to-all"]).count >= 5 * 2 * dispatch.EVEN_ROUNDS
+    assert "all-to-all" not in reports["rollout"].per_iteration
+    experts = 2 * 3 * 64 * 256 * 1024
+    assert reports["update"].argument == pytest.approx(12 * experts / 8 / GIB, rel=0.15)
+    assert reports["rollout"].argument == pytest.approx(2 * experts / 8 / GIB, rel=0.3)
 
 
 REFUSED = (
