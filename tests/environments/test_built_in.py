@@ -320,11 +320,10 @@ def test_games_are_the_same_each_time_whatever_runs_besides():
     assert mixed == expected
 
 
-def test_what_is_no_game_for_one_player():
+def test_what_is_no_game_for_one_player(start):
     pytest.importorskip("textarena", reason=EXTRA)
-    made = worker.Made("grpojax.environments.games:TextArena", {"game": "TicTacToe-v0"}, ())
-    _, played = worker.open_((0, 0), worker.History(made=made, row={}))
-    assert played.invalid == "reset"
+    with pytest.raises(UserError, match="reset failed for all 1 episodes: .*players"):
+        start("textarena", options={"game": "TicTacToe-v0"}).open({(0, 0): {}})
 
 
 def test_a_problem_with_several_attempts():
