@@ -21,6 +21,7 @@ BUILTIN, HUB = "builtin:", "hub:"
 # Prefix -> the module whose ``rows(name, options)`` makes the problems of ``prefix:name``, and whose
 # ``content(name, question)`` is the same for two questions that ask the same thing.
 GENERATED = {
+    "facts": "grpojax.environments.facts",
     "grid": "grpojax.environments.frozen_lake",
     "reasoning": "grpojax.environments.reasoning",
     "reasoning_gym": "grpojax.environments.reasoning_gym",
@@ -37,7 +38,8 @@ class SourceConfig:
         the Hugging Face hub, or ``builtin:name`` for a file in the package. Generated problems are
         ``reasoning:sums``, ``reasoning:stories`` and ``reasoning:tallies`` (`grpojax.environments.reasoning`), and
         ``reasoning_gym:family`` for a family of that package. ``grid:frozen_lake`` are lakes to cross
-        (`grpojax.environments.frozen_lake`).
+        (`grpojax.environments.frozen_lake`), ``facts:questions`` questions about invented facts, which are in
+        ``facts:passages`` (`grpojax.environments.facts`).
       format: format of the files: "jsonl", "json" (a list of objects), "csv", "tsv", "parquet" or "text" (one prompt
         per line, in the column ``text``). "auto" goes by the file's ending, before ``.gz``, ``.bz2``, ``.xz`` or
         ``.zst``.
