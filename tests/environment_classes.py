@@ -11,8 +11,6 @@ import zlib
 from collections import Counter as Counts
 from typing import ClassVar, Literal
 
-from grpojax.environments.calls import Call
-
 
 class Counter:
     """Counts."""
@@ -133,6 +131,8 @@ behaved = Counts[str]()
 
 def behaviour_in(text):
     """Adds, or does one of `BEHAVIOURS`; counts them."""
+    from grpojax.environments.calls import Call  # not at the top: every worker would import it
+
     number = zlib.crc32(text.encode())
     if number % 2:
         return [Call("add", {"a": number % 7})]
