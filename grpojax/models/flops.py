@@ -156,7 +156,8 @@ def other_experts_flops(c: DecoderConfig, tokens: float) -> float:
     (`grpojax.models.experts.every`)."""
     if c.experts is None:
         return 0.0
-    others = c.num_layers * (c.experts.count - c.experts.chosen) * 3 * c.hidden_size * c.experts.size
+    others = (c.experts.count - c.experts.chosen) * 3 * c.hidden_size * c.experts.size
+    others *= len(c.layers_of("mixture"))
     return 2 * float(tokens) * others
 
 
