@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpojax.models import DecoderConfig, compute_of, decoder, flops
+from grpojax.models import DecoderConfig, adapters, compute_of, decoder, flops
 from grpojax.models.compute import ModelConfig
 from grpojax.programs.calls import Call
 from grpojax.programs.critic_update import ROLE as CRITIC
@@ -74,7 +74,9 @@ def plan_supervised(
 
 
 def policy_shape(config: ModelConfig, model: DecoderConfig, chips: Chips) -> PolicyShape:
-    """A recipe's policy of this shape on chips that are not there."""
+    """A recipe's policy of this shape on chips that are not there. Raises `UserError` if their mesh cannot run its
+    adapters."""
+    adapters.check_axes(config.adapter, fsdp=chips.mesh.shape["fsdp"], expert=chips.mesh.shape["expert"])
     compute = compute_of(config, chips.mesh, platform=chips.platform)
     mesh = chips.mesh if chips.sampling is None else chips.sampling
     sampling = Sampling(mesh, dataclasses.replace(compute, mesh=mesh))

@@ -14,6 +14,8 @@ import tpu_compiler
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, dispatch, flops, sharding
+from grpojax.models.adapters import AdapterConfig
+from grpojax.models.compute import ModelConfig
 from grpojax.models.decoder_config import Experts
 from grpojax.programs import packing
 from grpojax.programs.calls import Call
@@ -214,6 +216,21 @@ def on_chips(config, devices=None, platform="cpu"):
 def calls_with(*overrides, **given):
     config = recipes.load(*tpu_compiler.recipe(*sizes(8, 4, 8, 8), *overrides))
     return calls_of(config, on_chips(config), **given)
+
+
+@pytest.mark.parametrize(
+    ("laid_out", "said"),
+    [
+        (sharding.MeshConfig(fsdp=2), "merged=false with mesh.fsdp=2 .*set mesh.fsdp=1"),
+        (sharding.MeshConfig(fsdp=1, expert=2), "mesh.expert=2.*set mesh.expert=1"),
+    ],
+    ids=["fsdp", "expert"],
+)
+def test_a_plan_refuses_the_adapters_that_a_run_refuses(laid_out, said):
+    config = ModelConfig(path="m", adapter=AdapterConfig(rank=4, merged=False))
+    chips = plan_chips.Chips(sharding.make_mesh(laid_out, jax.devices()[:2]), platform="cpu")
+    with pytest.raises(UserError, match=said):
+        planner.policy_shape(config, CONFIG, chips)
 
 
 @pytest.mark.parametrize(
