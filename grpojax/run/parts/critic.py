@@ -40,7 +40,7 @@ from grpojax.types import Array, Tokens
 def critic_model(config: CriticConfig, policy: PolicyShape, critic: variants.Critic | None = None) -> CriticModel:
     """The critic of a recipe without its weights. If the variant has no ``critic``, it does not learn."""
     read = policy.config if config.path is None else hf.read_config(data.locate(config.path))
-    if config.layers is not None and read.hybrid:
+    if config.layers is not None and not read.uniform:
         _check_kinds(read, config.layers)
     model = CriticModel(
         config=models.trunk_config(read, config.layers),
@@ -51,12 +51,12 @@ def critic_model(config: CriticConfig, policy: PolicyShape, critic: variants.Cri
     return model if critic is None else dataclasses.replace(model, at=critic.at, loss=critic.loss)
 
 
-def _check_kinds(hybrid: DecoderConfig, layers: int) -> None:
-    """Raises `UserError` if the first ``layers`` layers of a hybrid are all of one kind."""
-    least = max(min(hybrid.layers_of(kind)) for kind in set(hybrid.kinds)) + 1
+def _check_kinds(read: DecoderConfig, layers: int) -> None:
+    """Raises `UserError` if a decoder has layers of two kinds, and its first ``layers`` are all of one."""
+    least = max(min(read.layers_of(kind)) for kind in set(read.kinds)) + 1
     if layers < least:
         raise UserError(
-            f"critic.layers={layers}: so many first layers of a {hybrid.family} model are of one kind, and it needs "
+            f"critic.layers={layers}: so many first layers of a {read.family} model are of one kind, and it needs "
             f"both\nset critic.layers to at least {least}"
         )
 
