@@ -249,7 +249,7 @@ class Load(NamedTuple):
 
     Attributes:
       counts: ``[layers, E]`` float32, number of tokens that each expert got.
-      entropy: ``[layers]`` float32, entropy of the routers' softmax in nats, summed over tokens.
+      entropy: ``[layers]`` float32, entropy of `Routing.probabilities` in nats, summed over tokens.
       balance: ``[layers]`` float32, the load-balance loss, or None.
     """
 
@@ -262,7 +262,7 @@ def load(routing: Routing, rows: Rows, weights: Array | None = None) -> Load:
     """The `Load` of one layer. With ``rows`` and ``weights`` bound it is an `Observe`.
 
     ``weights [B, R, S]`` are the weights of the loss. If given, the load-balance loss is computed too:
-    ``Σ_t w_t E Σ_e f_e(t) p_e(t)``. Here ``p`` is the router's softmax, and ``f_e(t)`` is the share of the tokens of
+    ``Σ_t w_t E Σ_e f_e(t) p_e(t)``, with ``p`` the `Routing.probabilities`, and ``f_e(t)`` the share of the tokens of
     t's completion that e got, which has no gradient. This is the loss of the Switch Transformer (arXiv:2101.03961). For
     k experts a token it follows the transformers library: it is k if all experts get the same share. It is computed for
     each completion separately, as in DeepSeek-V2 (arXiv:2405.04434). So it adds up over micro-batches, and its gradient
