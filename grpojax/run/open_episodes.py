@@ -78,7 +78,8 @@ class Notes:
         goes_on = {*still_open}
         noted = [[*episode, episode in goes_on, entries] for episode, entries in self._now.items()]
         try:
-            files.make_folder(self._file.parent)
+            if not files.in_bucket(self._file):  # which has no folders, and would be asked each time
+                files.make_folder(self._file.parent)
             self._uploads.write(self._file, json.dumps({"rollout": self._number, "episodes": noted}).encode())
         except OSError as e:
             if not self._warned:

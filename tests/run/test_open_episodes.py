@@ -59,3 +59,13 @@ def test_a_disk_that_is_full_does_not_stop_the_run(tmp_path, monkeypatch, caplog
     monkeypatch.setattr(files, "write", full)
     stopped(tmp_path)
     assert caplog.text.count("No space left") == 1
+
+
+def test_the_run_waits_for_no_answer_of_a_bucket(tmp_path, monkeypatch):
+    """Where storage is out, a request is tried again for a minute; the thread of uploads does that."""
+    notes, asked, given = notes_of(tmp_path), [], []
+    monkeypatch.setattr(files, "in_bucket", lambda _: True)
+    monkeypatch.setattr(files, "make_folder", asked.append)
+    monkeypatch.setattr(files.Uploads, "write", lambda _, file, content: given.append(file.name))
+    notes.open([A, B])
+    assert given == ["open_0.json"] and not asked
