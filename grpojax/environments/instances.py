@@ -129,7 +129,7 @@ class Workers:
         self.tools = {name: probe.schemas for name, probe in self._probes.items()}
         self.invalid: Counter[str] = Counter()
         self._workers = [self._start() for _ in range(config.workers or min(16, pool.cores()))]
-        self._finalizer = weakref.finalize(self, _close_all, self._workers)
+        self._finalizer = weakref.finalize(self, pool.close_all, self._workers)
         self._instances: dict[Episode, _Instance] = {}
         self._jobs: dict[Future, _Job] = {}
         self._done: queue.SimpleQueue[Future] = queue.SimpleQueue()
@@ -500,11 +500,6 @@ def _reply(invalid: str | None, read: Sequence[calls.Call], played: Played) -> R
 def _encodable(text: str) -> str:
     """Without lone surrogates, which JSON may have and a tokenizer does not take."""
     return text.encode(errors="replace").decode()
-
-
-def _close_all(workers: Sequence[pool.Workers]) -> None:
-    for each in workers:
-        each.close()
 
 
 def _made(choice: EnvironmentChoice) -> Made:
