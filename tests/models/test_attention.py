@@ -179,9 +179,10 @@ def test_completions_taken_apart_equal_packed_rows(attend, window):
 
     prompts = np.where(segments == 1, prompts, 1 - prompts)  # the second completion of a row after another prompt
 
-    def of_either(q, k, v, segments, prefix, window):
+    def of_either(q, k, v, segments, prefix, window, logits):
         zero, one = (
-            att.xla(q, k, v, segments, prefix._replace(row_prompt=np.full_like(row_prompt, n)), window) for n in (0, 1)
+            att.xla(q, k, v, segments, prefix._replace(row_prompt=np.full_like(row_prompt, n)), window, logits)
+            for n in (0, 1)
         )
         return jnp.where(prompts[..., None, None] == 0, zero, one)
 

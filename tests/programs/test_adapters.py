@@ -257,10 +257,10 @@ def test_base_and_factors_draw_what_an_update_scores(of, kind, sizes):
 def test_axes_that_adapters_cannot_have_are_refused():
     """A base that is cut over fsdp must be merged, and experts on shards of their own cannot be frozen."""
     with pytest.raises(UserError, match="merged=false with mesh.fsdp=2 .*set mesh.fsdp=1"):
-        adapters.check_axes(AdapterConfig(merged=False), fsdp=2, expert=1)
+        adapters.check_axes(AdapterConfig(rank=2, merged=False), fsdp=2, expert=1)
     with pytest.raises(UserError, match="mesh.expert=2.*set mesh.expert=1"):
-        adapters.check_axes(AdapterConfig(), fsdp=2, expert=2)
-    adapters.check_axes(AdapterConfig(), fsdp=2, expert=1)
+        adapters.check_axes(AdapterConfig(rank=2), fsdp=2, expert=2)
+    adapters.check_axes(AdapterConfig(rank=2), fsdp=2, expert=1)
     adapters.check_axes(None, fsdp=2, expert=2)
 
 

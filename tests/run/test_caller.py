@@ -101,16 +101,13 @@ def test_a_recipe_takes_a_step_from_episodes_of_the_policy(name, calling, tmp_pa
     assert 0 <= step["reward"] < 0.3 and step["sampling/logp_difference_max"] < 1e-4
 
 
-GUARD = "run/test_caller.py::test_a_recipe_takes_a_step_from_episodes_of_the_policy"
-
-
-@pytest.mark.exhaustive(GUARD)
+@pytest.mark.exhaustive("run/test_caller.py::test_a_recipe_takes_a_step_from_episodes_of_the_policy")
 def test_a_policy_that_walks_at_random_learns_to_cross_lakes(tmp_path):
     steps = train("frozen_lake", tmp_path)
     assert steps[0]["reward"] < 0.1 and np.mean([step["reward"] for step in steps[-4:]]) > 0.5
 
 
-@pytest.mark.exhaustive(GUARD)
+@pytest.mark.exhaustive("run/test_caller.py::test_a_recipe_takes_a_step_from_episodes_of_the_policy")
 def test_a_policy_that_rarely_searches_learns_to_search_twice(tmp_path):
     pytest.importorskip("bm25s")
     steps = train("search", tmp_path)

@@ -45,7 +45,7 @@ def test_json_has_versions_devices_and_variables(said, monkeypatch, tmp_path):
 def test_text_says_the_same_with_the_mesh_of_a_recipe(said, tmp_path):
     lines = dict(re.split(r" {2,}", line, maxsplit=1) for line in said("quickstart", "mesh.tensor=2").splitlines())
     assert lines["jax"] == jax.__version__ and lines["devices"] == f"{jax.device_count()} x cpu (cpu)"
-    assert lines["mesh"] == f"data 1, fsdp {jax.device_count() // 2}, tensor 2"
+    assert lines["mesh"] == f"data 1, fsdp {jax.device_count() // 2}, expert 1, tensor 2"
     assert lines["compile cache"] == f"{tmp_path / 'cache'}, 3.0 MiB"
 
 
