@@ -9,10 +9,9 @@ the answer takes.
 import dataclasses
 import random
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from grpojax.environments.reasoning import Made
-from grpojax.host import settings
+from grpojax.environments.reasoning import Made, rows_of
 from grpojax.host.errors import UserError
 
 COUNTRIES = 800
@@ -119,8 +118,4 @@ def rows(name: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         return passages()
     if name != "questions":
         raise UserError(f"facts:{name}: there are facts:passages, without options, and facts:questions")
-    root = dataclasses.make_dataclass("Options", [("options", Questions)], frozen=True)
-    try:
-        return settings.build(cast(Any, root), {"options": dict(options)}).options.rows()
-    except UserError as e:
-        raise UserError(f"facts:{name}: {e}") from None
+    return rows_of(Questions, options, source=f"facts:{name}")

@@ -9,8 +9,7 @@ import random
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from grpojax.environments.reasoning import TRIES, Made
-from grpojax.host import settings
+from grpojax.environments.reasoning import TRIES, Made, rows_of
 from grpojax.host.errors import UserError, require
 
 STEPS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
@@ -101,11 +100,7 @@ def rows(name: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     if name != "frozen_lake":
         raise UserError(f"grid:{name}: no such grid; there is frozen_lake")
-    root = dataclasses.make_dataclass("Options", [("options", Lakes)], frozen=True)
-    try:
-        return settings.build(cast(Any, root), {"options": dict(options)}).options.rows()
-    except UserError as e:
-        raise UserError(f"grid:{name}: {e}") from None
+    return rows_of(Lakes, options, source=f"grid:{name}")
 
 
 def content(name: str, question: str) -> str:

@@ -308,6 +308,15 @@ def content(family: str, question: str) -> str:
     return FAMILIES[family].content(question)
 
 
+def rows_of(kind: type[Made], options: Mapping[str, Any], *, source: str) -> list[dict[str, Any]]:
+    """The problems that a class makes with ``options``, its fields; errors name the ``source``."""
+    root = dataclasses.make_dataclass("Options", [("options", kind)], frozen=True)
+    try:
+        return settings.build(cast(Any, root), {"options": dict(options)}).options.rows()
+    except UserError as e:
+        raise UserError(f"{source}: {e}") from None
+
+
 def rows(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Problems of a family, the same ones in every process.
 
@@ -324,8 +333,4 @@ def rows(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     if family not in FAMILIES:
         raise UserError(f"reasoning:{family}: no such family; there are {', '.join(FAMILIES)}")
-    root = dataclasses.make_dataclass("Options", [("options", FAMILIES[family])], frozen=True)
-    try:
-        return settings.build(cast(Any, root), {"options": dict(options)}).options.rows()
-    except UserError as e:
-        raise UserError(f"reasoning:{family}: {e}") from None
+    return rows_of(FAMILIES[family], options, source=f"reasoning:{family}")
