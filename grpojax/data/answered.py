@@ -1,8 +1,11 @@
 """Questions with their answers, for supervised training: one that is right, or a better and a worse one."""
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
+import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -28,12 +31,14 @@ from grpojax.host.errors import UserError, require
 class AnsweredConfig:
     """Where answered questions come from, and how they are tokenised.
 
-    A row for ``grpojax sft`` has ``messages``, a chat whose last message is the assistant's and is learned. Or it has
-    ``prompt``, a text or a chat, and ``completion``. A row for ``grpojax dpo`` has the question as ``messages`` or
-    ``prompt``, and ``chosen`` and ``rejected``, each a text or a list with the assistant's one message. Or ``chosen``
-    and ``rejected`` are whole chats that differ only in the last message. `grpojax.data.chats` has the forms of chats.
-    Other columns are not read. If a source has none of these columns, ``conversations`` is read as ``messages``, and
-    ``question`` and ``answer`` or ``problem`` and ``solution`` as ``prompt`` and ``completion``.
+    A row for ``grpojax sft`` has ``messages``, a chat that ends with the assistant's message, which is learned. So are
+    its earlier ones since the last message of the user's, which call tools in their text; messages of role ``tool``
+    between them are context. Or the row has ``prompt``, a text or a chat, and ``completion``. A row for ``grpojax dpo``
+    has the question as ``messages`` or ``prompt``, and ``chosen`` and ``rejected``, each a text or a list with the
+    assistant's one message. Or ``chosen`` and ``rejected`` are whole chats that differ only in the last message.
+    `grpojax.data.chats` has the forms of chats. ``tools`` may have the tools that the prompt shows, as a list of JSON
+    schemas. Other columns are not read. If a source has none of these columns, ``conversations`` is read as
+    ``messages``, and ``question`` and ``answer`` or ``problem`` and ``solution`` as ``prompt`` and ``completion``.
 
     Attributes:
       train: a path as in `grpojax.data.SourceConfig`, a source, or a list of them.
@@ -86,13 +91,24 @@ class AnsweredConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """A prompt with its completions, tokenised; ``uid`` is its number in the list that it stands in."""
+    """A prompt with its completions, tokenised.
+
+    Attributes:
+      uid: its number in the list that it stands in.
+      ids: tokens of the prompt.
+      completions: tokens of each completion.
+      turns: for each completion the numbers of tokens of the assistant's turns and of the tools' answers, by turns. The
+        former are learned.
+      source: number of its source.
+      content: that of a made problem, `grpojax.data.SourceConfig.content`.
+    """
 
     uid: int
     ids: tuple[int, ...]
     completions: tuple[tuple[int, ...], ...]
+    turns: tuple[tuple[int, ...], ...]
     source: int = 0
-    content: str | None = None  # of a made problem: `grpojax.data.SourceConfig.content`
+    content: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,19 +154,39 @@ class Answers:
         return held_out_warnings(name, self.shared)
 
 
-def read_answer(row: Mapping[str, Any]) -> tuple[Question, tuple[str, ...]]:
+# An answer: its text, or the messages of an episode, from the assistant's first to its last.
+Answer = str | Sequence[Mapping[str, str]]
+
+
+def read_answer(row: Mapping[str, Any]) -> tuple[Question, tuple[Answer, ...]]:
     """The question of a row, and its one answer.
 
     Example:
       >>> read_answer({"prompt": "1+1=", "completion": "2"})
       ('1+1=', ('2',))
+      >>> chat = [("user", "2*3?"), ("assistant", "<call>2*3</call>"), ("tool", "6"), ("assistant", "It is 6.")]
+      >>> question, (answer,) = read_answer({"messages": [{"role": r, "content": c} for r, c in chat]})
+      >>> question, [message["role"] for message in answer]
+      ('2*3?', ['assistant', 'tool', 'assistant'])
     """
     if "messages" not in row:
         return question_of(row, "prompt"), (_answer(row, "completion"),)
     chat = chat_in(row["messages"], "messages")
     if chat is None or len(chat) < 2:
         raise UserError(f"column 'messages' is no chat of a question and an answer, but {row['messages']!r:.60}")
-    return question_in(chat[:-1], "messages"), (_answer({"messages": chat[-1:]}, "messages"),)
+    asked = max((n for n, m in enumerate(chat) if m["role"] not in ("assistant", "tool")), default=-1) + 1
+    if asked == len(chat):
+        raise UserError(f"column 'messages' ends with the {chat[-1]['role']}'s message; the assistant's must follow")
+    question, answer = question_in(chat[:asked], "messages"), chat[asked:]
+    if len(answer) == 1:
+        return question, (_answer({"messages": answer}, "messages"),)
+    roles = [m["role"] for m in answer]
+    if "tool" in (roles[0], roles[-1]) or any(a == b == "assistant" for a, b in itertools.pairwise(roles)):
+        raise UserError(
+            f"column 'messages' has roles {roles!r:.80} after the question: messages of the assistant's and answers of "
+            "tools must alternate, and the assistant's stand first and last"
+        )
+    return question, (answer,)
 
 
 def read_pair(row: Mapping[str, Any]) -> tuple[Question, tuple[str, ...]]:
@@ -226,6 +262,21 @@ def _answer(row: Mapping[str, Any], column: str) -> str:
     return halved(value)
 
 
+def tools_in(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The JSON schemas in a row's column ``tools``, a list or its JSON; empty without one.
+
+    Raises:
+      UserError: it is no list of schemas.
+    """
+    value = row.get("tools")
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    if not isinstance(value or [], list) or not all(isinstance(tool, Mapping) for tool in value or []):
+        raise UserError(f"column 'tools' is no list of JSON schemas, but {value!r:.60}")
+    return value or []
+
+
 # Columns by which a row of each kind is known, and what they are read as, the first first.
 _KINDS = (
     {"messages": "messages"},
@@ -247,7 +298,7 @@ def load_answered(
     given: Source | Sequence[Source],
     tokenize: Tokenize,
     config: AnsweredConfig,
-    read: Callable[[Mapping[str, Any]], tuple[Question, tuple[str, ...]]],
+    read: Callable[[Mapping[str, Any]], tuple[Question, tuple[Answer, ...]]],
     *,
     end: int,
     group: int = 1,
@@ -291,9 +342,10 @@ def load_answered(
                         names = " and ".join(f"{name!r} as {to!r}" for name, to in kind.items())
                         found.append(f"{source.path}: reads the column {names}")
                 question, answers = read({kind.get(name, name): value for name, value in row.items()} if kind else row)
-                ids, answer_ids = _encode(question, answers, tokenize, end)
                 content = source.content(question) if isinstance(question, str) else None
-                entry = Answered(len(kept), ids, answer_ids, number, content)
+                played = any(not isinstance(answer, str) for answer in answers)
+                encoded = _encode(question, answers, tokenize.with_tools(tools_in(row), played=played), end)
+                entry = Answered(len(kept), *encoded, source=number, content=content)
                 over = _over(entry, config)
             except UserError as e:
                 if config.on_bad_row == "error":
@@ -327,16 +379,39 @@ def load_answered(
     )
 
 
+Many = tuple[tuple[int, ...], ...]
+
+
 def _encode(
-    question: Question, answers: Sequence[str], tokenize: Tokenize, end: int
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    question: Question, answers: Sequence[Answer], tokenize: Tokenize, end: int
+) -> tuple[tuple[int, ...], Many, Many]:
+    """The tokens of the question and of each answer, and the lengths of each answer's turns (`Answered`)."""
     ids = tokenize(question)
     if not ids:
         raise UserError("has an empty prompt")
-    encode, texts = tokenize.tokenizer.encode, [tokenize.answer(ids, text) for text in answers]
-    if any(not text.strip() for text in texts):
-        raise UserError("has an answer with no text besides the end of the prompt")
-    return ids, tuple((*encode(text, add_special_tokens=False), end) for text in texts)
+    whole = [_turns(answer, ids, tokenize, end) for answer in answers]
+    return (
+        ids,
+        tuple(tuple(itertools.chain(*turns)) for turns in whole),
+        tuple(tuple(map(len, turns)) for turns in whole),
+    )
+
+
+def _turns(answer: Answer, ids: Sequence[int], tokenize: Tokenize, end: int) -> list[list[int]]:
+    """The tokens of an answer's turns, those of the assistant and those of tools by turns, as an episode would have
+    them: an answer of a tool is what the chat template writes between two turns."""
+    messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+    turns = list[list[int]]()
+    for of_tools, group in itertools.groupby(messages, lambda m: m["role"] == "tool"):
+        if of_tools:
+            turns.append(tokenize.after_turn([*group], end))
+            continue
+        (message,) = group
+        text = tokenize.answer(ids, message["content"])
+        if not text.strip():
+            raise UserError("has an answer with no text besides the end of the prompt")
+        turns.append([*tokenize.tokenizer.encode(text, add_special_tokens=False), end])
+    return turns
 
 
 def _over(entry: Answered, config: AnsweredConfig) -> str:
@@ -359,5 +434,12 @@ def _grouped(entries: Sequence[Answered], group: int) -> tuple[Answered, ...]:
             open_[key] = []
             whole.append(open_[key])
         open_[key].append(entry)
-    merged = [(each[0], tuple(c for entry in each for c in entry.completions)) for each in whole]
-    return tuple(dataclasses.replace(x, uid=n, completions=answers) for n, (x, answers) in enumerate(merged))
+    return tuple(
+        dataclasses.replace(
+            each[0],
+            uid=n,
+            completions=tuple(c for entry in each for c in entry.completions),
+            turns=tuple(t for entry in each for t in entry.turns),
+        )
+        for n, each in enumerate(whole)
+    )

@@ -103,6 +103,8 @@ def _message(message: Any, column: str) -> dict[str, str] | None:
     named, content = message[keys[0]], message.get(keys[1])
     role = _ROLES.get(named.lower(), named.lower() if named.lower() in ("user", "assistant", "system") else named)
     used = {name for name, part in message.items() if part not in (None, [], {}, "")} - set(keys)
+    name = {"name": str(message["name"])} if role == "tool" and "name" in used else {}
+    used -= name.keys()
     if role == "tool_calls" or used & {"tool_calls", "function_call"}:
         raise UserError(
             f"column {column!r} has a message with a tool call, which is not read here; write it as text into the "
@@ -112,7 +114,7 @@ def _message(message: Any, column: str) -> dict[str, str] | None:
         raise UserError(f"column {column!r} has a message of more than role and text: {message!r:.60}")
     if content is None and role == "system":
         return None
-    return {"role": role, "content": _content(content, column)}
+    return {"role": role, "content": _content(content, column), **name}
 
 
 def _content(content: Any, column: str) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -87,7 +88,7 @@ class Tokenize:
                 remedy = "put the text into data.instruction" if name == "system" else "leave it out"
                 raise UserError(f"data.{name} needs a chat template; {remedy} or use data.template=chat")
         self._template: ChatTemplate | None = None
-        self._of_choice: dict[str, Tokenize] = {}
+        self._of_choice, self._of_tools = dict[str, Tokenize](), dict[str, Tokenize]()
         if self.chat:
             named = {name: schemas for name, schemas in (tools or {}).items() if name is not None}
             self._template = self._showing((tools or {}).get(None, ()), played=tools is not None and not named)
@@ -110,6 +111,28 @@ class Tokenize:
         except UserError as e:
             raise UserError(f"environment.choices.{name}: {e}") from None
         return made
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]], *, played: bool = False) -> "Tokenize":
+        """The same for prompts that show these tools.
+
+        Args:
+          tools: JSON schemas.
+          played: whether chats go on after a tool's answer (`after_turn`).
+
+        Raises:
+          UserError: the template cannot go on after a tool's answer, or there are tools and no chat template.
+        """
+        if not (tools or played):
+            return self
+        key = json.dumps([list(tools), played])
+        if key not in self._of_tools:
+            if self._template is None and tools:
+                raise UserError("column 'tools': prompts show tools by a chat template, and there is none")
+            made = copy.copy(self)
+            if self._template is not None:
+                made._template = self._showing(tools, played=played)
+            self._of_tools[key] = made
+        return self._of_tools[key]
 
     def of_row(self, columns: Mapping[str, Any]) -> "Tokenize":
         """The same for the prompt of a row with these columns, which shows the tools of the row's environment.
@@ -201,7 +224,9 @@ class Tokenize:
         """An answer to learn, without the beginning that its prompt ends with already."""
         return without_opening(text, self.tail(prompt))
 
-    def after_turn(self, messages: Sequence[Mapping[str, Any]], end: int | None, *, most: int) -> list[int]:
+    def after_turn(
+        self, messages: Sequence[Mapping[str, Any]], end: int | None, *, most: int | None = None
+    ) -> list[int]:
         """The tokens to append to a turn of an episode: an environment's messages as the chat template writes them, and
         the opening of the next turn. Without a chat template they are the messages' texts, or a newline if these are
         empty. Special tokens are taken out of the texts: an environment cannot end its message, or open another.
@@ -209,7 +234,7 @@ class Tokenize:
         Args:
           messages: each with a role and a content.
           end: the token that ended the turn; None if it was cut.
-          most: most tokens of a message; what is longer is cut.
+          most: most tokens of a message; what is longer is cut. None cuts none.
         """
         short = [{**m, "content": self._cut(self._without_special(m["content"]), most)} for m in messages]
         if self._template is None:
@@ -226,7 +251,9 @@ class Tokenize:
             text = shorter
         return text
 
-    def _cut(self, text: str, most: int) -> str:
+    def _cut(self, text: str, most: int | None) -> str:
+        if most is None:
+            return text
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return text if len(ids) <= most else self.tokenizer.decode(ids[:most], skip_special_tokens=False)
 

@@ -39,7 +39,7 @@ class Scorer:
     def sums(
         self, entries: Sequence[data.Answered], params: Any, check: Callable[[], None] = lambda: None
     ) -> tuple[Samples, Samples]:
-        """Sums of each completion's log-probs ``[N, G]`` under some weights, and their lengths.
+        """Sums of the log-probs of each completion's learned tokens ``[N, G]`` under some weights, and their numbers.
 
         Args:
           entries: the answers.
@@ -55,8 +55,9 @@ class Scorer:
             packed, layout = teaching.pack(batch, self._shapes)
             rows = place_rows(packed.rows, self._policy.mesh)
             logps = self._program(params, rows).logps
-            sums.append(layout.unpack(processes.fetch(logps)).sum(-1)[:real])
-            lengths.append(np.asarray(batch.lengths)[:real])
+            learned = np.asarray(batch.per_token.weights)
+            sums.append((layout.unpack(processes.fetch(logps)) * learned).sum(-1)[:real])
+            lengths.append(learned.sum(-1, dtype=np.int32)[:real])
         return np.concatenate(sums), np.concatenate(lengths)
 
     def reference(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpojax import data, masked
+from grpojax import data
 from grpojax import losses as L
 from grpojax.host.errors import UserError
 from grpojax.models.compute import Compute
@@ -64,13 +64,13 @@ class Completions:
 
     def part(self, batch: TrainBatch, shapes: Shapes, reference: Samples) -> tuple[Any, Layout]:
         """What the loss reads, in rows; ``reference [P, G]`` are sums of log-probs."""
-        mask = masked.from_lengths(batch.lengths, batch.tokens.shape[2])
-        weights = np.asarray(L.loss_weights(mask, self.aggregate, count_empty=False))
+        learned = np.asarray(batch.per_token.weights) > 0
+        weights = np.asarray(L.loss_weights(learned, self.aggregate, count_empty=False))
         batch = dataclasses.replace(batch, per_token=PerToken(weights=weights))
         return pack(batch, shapes)
 
     def held_out(self, logps: Samples, lengths: Samples, reference: Samples) -> dict[str, float]:
-        """Metrics from sums of log-probs ``[N, G]``; ``lengths`` are 0 for completions that do not exist."""
+        """Metrics from sums of log-probs ``[N, G]`` over ``lengths`` tokens, which are 0 for missing completions."""
         there, total = lengths > 0, np.asarray(logps, np.float64)
         nll = -total.sum() / lengths.sum()
         each = -(total[there] / lengths[there]).mean()
@@ -131,16 +131,22 @@ def teaching_of(config: SFTConfig | DPOConfig) -> Teaching:
 
 
 def to_batch(entries: Sequence[data.Answered], shapes: Shapes) -> TrainBatch:
-    """Entries as padded arrays, without any per-token array. Missing completions have length 0."""
+    """Entries as padded arrays; ``per_token.weights`` are 1 on tokens that are learned. Missing completions have length
+    0."""
     tokens = np.zeros((len(entries), shapes.group, shapes.completion), np.int32)
-    lengths = np.zeros(tokens.shape[:2], np.int32)
+    lengths, learned = np.zeros(tokens.shape[:2], np.int32), np.zeros(tokens.shape, np.float32)
     for p, entry in enumerate(entries):
-        for g, ids in enumerate(entry.completions):
+        for g, (ids, turns) in enumerate(zip(entry.completions, entry.turns, strict=True)):
             tokens[p, g, : len(ids)] = ids
             lengths[p, g] = len(ids)
+            of_assistant = np.arange(len(turns)) % 2 == 0
+            learned[p, g, : len(ids)] = np.repeat(of_assistant, turns)
     problems = [data.Problem(entry.uid, entry.ids, "", None, {}) for entry in entries]
     return TrainBatch(
-        prompts=data.to_prompts(problems, shapes.prompt), tokens=tokens, lengths=lengths, per_token=PerToken()
+        prompts=data.to_prompts(problems, shapes.prompt),
+        tokens=tokens,
+        lengths=lengths,
+        per_token=PerToken(weights=learned),
     )
 
 
@@ -183,7 +189,7 @@ def longest_batch(config: SFTConfig | DPOConfig, policy: PolicyShape) -> tuple[A
         prompts=calls.longest_prompts(size, shapes.prompt),
         tokens=np.zeros((*lengths.shape, shapes.completion), np.int32),
         lengths=lengths,
-        per_token=PerToken(),
+        per_token=PerToken(weights=np.ones((*lengths.shape, shapes.completion), np.float32)),
     )
     part, _ = teaching_of(config).part(batch, shapes, np.zeros(lengths.shape, np.float32))
     rows = pack(batch, shapes)[0].rows

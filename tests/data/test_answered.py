@@ -1,5 +1,6 @@
 """Answered questions: what a row must have, which tokens it becomes, and which prompts share an entry."""
 
+import itertools
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from chat_tokenizer import Fake, chatml
 
 from grpojax import data
 from grpojax.host.errors import UserError
+from grpojax.models import hf
 
 END = 2
 
@@ -67,14 +69,42 @@ def test_answers_of_a_prompt_share_entries_in_the_order_they_came(tmp_path):
     assert loaded.notes("train", data.AnsweredConfig(train="")) == ["train data: 8 answers to 3 prompts"]
 
 
+def test_an_episode_has_the_tokens_of_one_that_was_played(tmp_path):
+    tokenizer = hf.load_tokenizer(data.locate("builtin:caller"))
+    call = '<tool_call>{"name": "calculate", "arguments": {"expression": "12 * 34"}}</tool_call>'
+    row = chat("What is 12 * 34?", call, "408", " Answer: 408", roles=("user", "assistant", "tool", "assistant"))
+    row["messages"][2]["name"] = "calculate"
+    tool = {"type": "function", "function": {"name": "calculate", "parameters": {}}}
+    rows = [row | {"tools": [tool]}, row | {"tools": json.dumps([tool])}, row | {"tools": None}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = data.AnsweredConfig(train=str(tmp_path / "rows.jsonl"))
+    loaded = data.load_answered(
+        config.train, data.Tokenize(tokenizer, config.questions()), config, data.read_answer, end=tokenizer.eos_token_id
+    )
+    listed, written, bare = loaded.kept
+    assert listed.ids == written.ids and listed.completions == written.completions == bare.completions
+    question = "<|user|>What is 12 * 34?<|end|><|assistant|>"
+    shown = [tokenizer.decode(e.ids) for e in (listed, bare)]
+    assert shown == [f"<|system|>tools: calculate<|end|>{question}", question]
+    ids, (turns,) = listed.completions[0], listed.turns
+    begins = [0, *itertools.accumulate(turns)]
+    read = [tokenizer.decode(ids[a:b]) for a, b in itertools.pairwise(begins)]
+    assert read == [f"{call}<|end|>", "<|tool|>408<|end|><|assistant|>", " Answer: 408<|end|>"]
+
+
 @pytest.mark.parametrize(("row", "message"), [
     ({"question": "Q", "answer": "A"}, "has no column 'prompt' for the question; it has ['answer', 'question']"),
     ({"prompt": "Q"}, "column 'completion' has no text for the answer, but None; it has ['prompt']"),
     ({"prompt": "Q", "completion": 7}, "column 'completion' has no text for the answer, but 7"),
     ({"prompt": "Q", "completion": " \n"}, "the answer is empty"),
     ({"prompt": "", "completion": "A"}, "has an empty prompt"),
-    (chat("Q", "A", roles=("user", "user")), "expected one message of the assistant's, got roles ['user']"),
+    (chat("Q", "A", roles=("user", "user")), "ends with the user's message; the assistant's must follow"),
     (chat("Q", "A", roles=("assistant", "assistant")), "does not end with the user's"),
+    (chat("Q", "A", "6", roles=("user", "assistant", "tool")), "must alternate"),
+    (chat("Q", "6", "A", roles=("user", "tool", "assistant")), "must alternate"),
+    (chat("Q", "A", "B", roles=("user", "assistant", "assistant")), "must alternate"),
+    (chat("Q", "A") | {"tools": "calculate"}, "column 'tools' is no list of JSON schemas, but 'calculate'"),
+    (chat("Q", "A") | {"tools": [{}]}, "column 'tools': prompts show tools by a chat template, and there is none"),
     ({"messages": [{"role": "assistant", "content": "A"}]}, "is no chat of a question and an answer"),
     ({"messages": "Q"}, "is no chat of a question and an answer, but 'Q'"),
     ({"messages": [*chat("Q", "A")["messages"][:1], {"role": "assistant", "content": None, "tool_calls": []}]},

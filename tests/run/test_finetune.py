@@ -236,6 +236,28 @@ def test_the_held_out_loss_is_that_of_its_answers_one_by_one(recipes, unbroken, 
     assert values["eval/loss"] == pytest.approx(np.mean(each)) != values["eval/nll"]
 
 
+def test_answers_of_tools_are_read_and_not_learned(recipes, tmp_path):
+    run = run_of(recipes, "sft", tmp_path / "run")
+    kept = run.answers.kept
+    prompt, ids = kept[0].ids, max((c for entry in kept for c in entry.completions), key=len)
+    n = len(ids)
+    assert n >= 3
+    whole, head, call, played = (
+        data.Answered(uid, prompt, (ids[:end],), (turns,))
+        for uid, (end, turns) in enumerate([(n, (n,)), (n - 1, (n - 1,)), (1, (1,)), (n, (1, n - 2, 1))])
+    )
+    entries = [whole, head, call, played]
+    sums, counts = run.scorer.sums(entries, run.weights["policy"].params)
+    assert counts[:, 0].tolist() == [n, n - 1, 1, 2]
+    # What the call and the last token cost; the last token is the whole answer's without its head.
+    np.testing.assert_allclose(sums[3, 0], sums[2, 0] + sums[0, 0] - sums[1, 0], atol=1e-4)
+    batch = teaching.to_batch([played] * 8, run.shapes)
+    part, layout = run.teaching.part(batch, run.shapes, np.zeros((8, run.shapes.group)))
+    weights = layout.unpack(np.asarray(part.per_token.weights))[0, 0]
+    assert np.flatnonzero(weights).tolist() == [0, n - 1]
+    run.close()
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_gradients_that_are_not_finite_stop_the_run_and_cost_nothing(recipes, tmp_path, ahead):
     """With an update ahead, the one after the last that is allowed is on the device by then: it is recorded too."""
