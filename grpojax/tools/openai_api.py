@@ -156,7 +156,7 @@ class Api:
                 continue
             known = f"{name}={value!r:.60} is not supported" if name in _NEUTRAL else f"{name} is not supported"
             raise Refused(f"{known}; leave it out", name)
-        if (name := body.get("model", self.name)) != self.name:
+        if (name := body.get("model")) not in (None, self.name):
             raise Refused(f"model {name!r:.100} is not served; {self.name!r} is", "model", 404)
 
     def _asked(self, body: Mapping[str, Any], ids: Sequence[int], *, logprobs: bool) -> _Asked:
@@ -209,7 +209,9 @@ class Api:
             template = self._template(json.dumps(options, sort_keys=True))
             text = template.render(messages, tools=tools or None)
         except UserError as e:
-            raise Refused(str(e), "chat_template_kwargs") from None
+            raise Refused(
+                str(e).replace("data.template_options", "chat_template_kwargs"), "chat_template_kwargs"
+            ) from None
         except Exception as e:  # whatever a template raises
             raise Refused(f"the chat template raised an error: {' '.join(str(e).split())[:200]}", "messages") from None
         return self.engine.tokenizer.encode(text, add_special_tokens=False)
@@ -465,6 +467,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             raise Refused(f"Content-Length must be given and at most {MOST_BYTES}", status=411 if not length else 413)
         try:
             body = json.loads(self.rfile.read(int(length)))
+            json.dumps(body, ensure_ascii=False).encode()  # lone surrogates, which no tokenizer takes, are no UTF-8
         except (ValueError, RecursionError) as e:
             raise Refused(f"the body is no JSON: {str(e)[:100]}") from None
         if not isinstance(body, dict):

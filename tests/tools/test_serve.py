@@ -233,7 +233,7 @@ def post(port, path, body):
 def test_a_server_answers_many_at_once_and_reports_mistakes(api, engine):
     with openai_api.Server(("127.0.0.1", 0), api) as server:
         port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             body = {"messages": CHAT, "max_tokens": 20}
@@ -241,6 +241,8 @@ def test_a_server_answers_many_at_once_and_reports_mistakes(api, engine):
         assert [status for status, _ in found] == [200] * 16
         assert {answer["choices"][0]["message"]["content"] for _, answer in found} == {TEXT}
         assert post(port, "/v1/chat/completions", "[" * 10**5)[0] == 400
+        lone = {"messages": [{"role": "user", "content": "half of a character: \ud83d"}]}
+        assert post(port, "/v1/chat/completions", lone)[0] == 400
         assert post(port, "/v1/chat/completions", "{")[0] == 400 and post(port, "/v1/embeddings", {})[0] == 404
         status, answer = post(port, "/v1/chat/completions", {"messages": CHAT, "stream": True})
         assert status == 400 and answer["error"]["param"] == "stream"
