@@ -109,12 +109,14 @@ class Probe(NamedTuple):
       columns: its parameters after the first three that have no default and get no option: it cannot be called
         without these columns.
       optional: those of which None is the default, and which get no option: it gets these columns where they are there.
+      first: its first three parameters, which are given by position.
     """
 
     problem: str
     options: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    first: tuple[str, ...] = ("prompts", "completions", "tokens")
 
 
 def probe(path: str, options: Sequence[str]) -> Probe:
@@ -139,4 +141,5 @@ def probe(path: str, options: Sequence[str]) -> Probe:
     with_default = [n for n, x in named.items() if x is not None and x is not inspect.Parameter.empty]
     needed = [n for n, x in named.items() if x is inspect.Parameter.empty and n not in options]
     optional = [n for n, x in named.items() if x is None and n not in options]
-    return Probe("", tuple(with_default), tuple(needed), tuple(optional))
+    first = tuple(p.name for p in positional[:3] if p.kind == p.POSITIONAL_OR_KEYWORD)
+    return Probe("", tuple(with_default), tuple(needed), tuple(optional), first)

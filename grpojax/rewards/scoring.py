@@ -305,9 +305,9 @@ class Rewards:
                     )
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raises `UserError` where a function asks for a column that is not there, or has an option with the name of
-        one, which would be given in its place. An option is what the recipe sets, and what has a default in the
-        function other than None.
+        """Raises `UserError` where a function asks for a column that is not there, has one among its first three
+        parameters, or has an option with the name of one, which would be given in its place. An option is what the
+        recipe sets, and what has a default in the function other than None.
 
         Args:
           columns: of the data; ``gold`` is always there.
@@ -316,6 +316,12 @@ class Rewards:
         given = there | {"pieces"} if self.needs_pieces else there
         for t, probe in self._probes.items():
             term = self.config.terms[t]
+            if twice := [name for name in probe.first if name in given]:
+                raise UserError(
+                    f"reward {term.name!r} has {twice[0]!r}, which is a column, among its first three parameters: "
+                    f"these get prompts, completions and tokens\nwrite (prompts, completions, tokens, {twice[0]}, "
+                    "**columns), or give the parameter another name"
+                )
             if missing := [name for name in probe.columns if name not in given]:
                 remedy = "correct the name, or give it a default; the answer by data.answer is also 'gold'"
                 if missing[0] == "pieces":

@@ -247,3 +247,11 @@ def test_options_are_keywords_with_a_default_and_columns_those_without(name, opt
 def test_a_function_asks_for_a_column_with_none_as_its_default_too():
     with Rewards([RewardConfig(name="misbehaving:asks", options={"totl": 1})]) as made:
         assert made.asks_for("note") and not made.asks_for("totl")
+
+
+def test_a_column_among_the_first_three_parameters_is_refused():
+    """Those are given by position: a function as TRL calls it, without ``tokens``, cannot get its column."""
+    with Rewards([RewardConfig(name="misbehaving:without_tokens")]) as made:
+        made.check_columns(["kind"])
+        with pytest.raises(UserError, match="'misbehaving:without_tokens' has 'total'.*\n.*tokens"):
+            made.check_columns(["kind", "total"])
