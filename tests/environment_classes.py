@@ -267,3 +267,53 @@ def connects(port: int) -> str:
 def totals(prompts, completions, tokens, *, environments, **columns):
     """What instances of `Counter` have counted."""
     return [float(instance.total) for instance in environments]
+
+
+class Returns:
+    """``reset`` returns what its option says."""
+
+    def __init__(self, value=None):
+        self.value = value
+
+    def reset(self, **columns):
+        return self.value
+
+    @property
+    def state(self):
+        raise RuntimeError("there is none before reset")
+
+    def look(self) -> str:
+        """Looks."""
+        return "nothing"
+
+    see = look
+
+
+def _renamed(method):
+    def wrapper(self) -> str:
+        """Does something."""
+        return method(self)
+
+    return wrapper
+
+
+class Renamed(Returns):
+    """A decorator gives two methods one name."""
+
+    @_renamed
+    def one(self):
+        return "one"
+
+    @_renamed
+    def two(self):
+        return "two"
+
+
+class Called:
+    """Could be called as a function could."""
+
+    def __call__(self):
+        return "called"
+
+
+called = Called()

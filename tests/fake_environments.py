@@ -26,7 +26,7 @@ class Fake:
       salt: another one makes other answers.
     """
 
-    tools = {None: ()}
+    tools, rewarded = {None: ()}, {None: True}
 
     def __init__(
         self,

@@ -43,9 +43,11 @@ class Environments(Protocol):
     Attributes:
       tools: JSON schemas of each environment's tools in OpenAI's form, for the chat template's ``tools``, by what
         the column ``environment`` of a row says. Those of an only environment stand under None.
+      rewarded: whether each environment has ``get_reward``, likewise.
     """
 
     tools: Mapping[str | None, tuple[Mapping[str, Any], ...]]
+    rewarded: Mapping[str | None, bool]
 
     def deterministic(self, row: Mapping[str, Any]) -> bool:
         """Whether the class of a row's environment states that the same actions give the same observations."""

@@ -106,6 +106,7 @@ class Workers:
 
     Attributes:
       tools: the JSON schemas of each environment's tools, by the name in a row's column ``environment``.
+      rewarded: whether each of them has ``get_reward``.
       invalid: how many episodes became invalid, by reason.
 
     Raises:
@@ -127,6 +128,7 @@ class Workers:
             for name, probe in self._probes.items()
         }
         self.tools = {name: probe.schemas for name, probe in self._probes.items()}
+        self.rewarded = {name: probe.rewards for name, probe in self._probes.items()}
         self.invalid: Counter[str] = Counter()
         self._workers = [self._start() for _ in range(config.workers or min(16, pool.cores()))]
         self._finalizer = weakref.finalize(self, pool.close_all, self._workers)
@@ -295,7 +297,10 @@ class Workers:
         for episode, value in values.items():
             if isinstance(value, str):
                 path = self._made[self._instances[episode].choice].path
-                raise UserError(f"environment {path!r} cannot be given to rewards: {value[:300]}")
+                raise UserError(
+                    f"environment {path!r} cannot be given to rewards: {value[:300]}\n"
+                    "leave that out by __getstate__, or give the class get_reward and take the reward 'environment'"
+                )
         there = {e for e in values if not self._instances[e].invalid and e not in self._ready}
         return [Snapshot(values[e]) if e in there else None for e in episodes]
 
@@ -491,15 +496,10 @@ def _reply(invalid: str | None, read: Sequence[calls.Call], played: Played) -> R
     given = iter(played.answers)
     texts = [next(given).text if call.error is None else f"Error: {call.error}" for call in read]
     messages = tuple(
-        {"role": "tool", "name": _encodable(call.name[:200]), "content": _encodable(text)}
+        {"role": "tool", "name": worker.encodable(call.name[:200]), "content": worker.encodable(text)}
         for call, text in zip(read, texts, strict=True)
     )
     return Reply(messages=messages, done=played.done, **counts)
-
-
-def _encodable(text: str) -> str:
-    """Without lone surrogates, which JSON may have and a tokenizer does not take."""
-    return text.encode(errors="replace").decode()
 
 
 def _made(choice: EnvironmentChoice) -> Made:

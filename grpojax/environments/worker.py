@@ -95,15 +95,13 @@ def make(made: Made) -> Any:
     return _Stateless() if made.path is None else sandbox.imported(made.path)(**made.options)
 
 
-def tools_of(made: Made, instance: Any) -> dict[str, Callable[..., Any]]:
-    """The functions and methods that a policy may call, by name."""
-    functions = [sandbox.imported(path) for path in made.tools]
-    methods = [
-        member
-        for name, member in inspect.getmembers(instance, inspect.ismethod)
-        if not name.startswith("_") and name not in NO_TOOLS
-    ]
-    return {f.__name__: f for f in (*functions, *methods)}
+def tools_of(made: Made, instance: Any) -> list[Callable[..., Any]]:
+    """The functions and methods that a policy may call. Properties are not read, as that may do anything."""
+    names = [name for name in dir(instance) if not name.startswith("_") and name not in NO_TOOLS]
+    read = property | functools.cached_property
+    plain = [name for name in names if not isinstance(inspect.getattr_static(instance, name, None), read)]
+    members = [getattr(instance, name, None) for name in plain]
+    return [*map(sandbox.imported, made.tools), *filter(inspect.ismethod, members)]
 
 
 # ------------------------------------------------------------------------------------------------ what they are
@@ -133,25 +131,30 @@ def probe(made: Made) -> Probe:
     """Looks at an environment, of which it makes an instance."""
     from transformers.utils import get_json_schema
 
+    for path in (*made.tools, *([] if made.path is None else [made.path])):
+        try:
+            found = sandbox.imported(path)
+        except BaseException as e:
+            return Probe(f"{path} cannot be imported: {type(e).__name__}: {e}")
+        if path in made.tools and not inspect.isroutine(found):
+            return Probe(f"tool {path} is no function; give one made by def or async def, or its class as name")
     try:
         instance = make(made)
     except BaseException as e:
         return Probe(f"{made.path} cannot be made with options {dict(made.options)}: {type(e).__name__}: {e}")
     if not callable(getattr(instance, "reset", None)):
         return Probe(f"{made.path} has no method reset")
-    try:
-        tools = tools_of(made, instance)
-    except BaseException as e:
-        return Probe(f"a tool of {list(made.tools)} cannot be imported: {type(e).__name__}: {e}")
-    if len(tools) != len(made.tools) + len(tools_of(made._replace(tools=()), instance)):
-        return Probe(f"two of its tools have the same name; there are: {', '.join(tools)}")
+    every = tools_of(made, instance)
+    tools = {tool.__name__: tool for tool in every}
+    if twice := [tool.__name__ for tool in every if tools[tool.__name__] != tool]:
+        return Probe(f"two of its tools have the same name, {twice[0]!r}; a decorator keeps names by functools.wraps")
     schemas = []
     for name, tool in tools.items():
         try:
             schemas.append(get_json_schema(tool))
         except Exception as e:
             return Probe(f"tool {name}: {e}")
-    of_functions = [bool(getattr(f, "deterministic", False)) for f in map(tools.get, tools) if not inspect.ismethod(f)]
+    of_functions = [bool(getattr(f, "deterministic", False)) for f in every if not inspect.ismethod(f)]
     own = made.path is None or bool(getattr(instance, "deterministic", False))
     parameters = inspect.signature(instance.reset).parameters.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -290,15 +293,37 @@ def _reset(instance: Any, row: Mapping[str, Any]) -> Any:
     parameters = inspect.signature(instance.reset).parameters.values()
     takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters)
     names = {p.name for p in parameters}
-    observed = _call(instance.reset, {k: v for k, v in row.items() if takes_all or k in names})
-    if observed is not None and not isinstance(observed, str | list):
-        raise TypeError(f"reset returned {type(observed).__name__}, not a text, a list or None")
-    return observed
+    return _observation(_call(instance.reset, {k: v for k, v in row.items() if takes_all or k in names}))
+
+
+def _observation(value: Any) -> str | list[Mapping[str, Any]] | None:
+    """What ``reset`` returned: a text, or messages. The parts of a text, which TRL takes too, are one text."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
+        if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in value):
+            return encodable("".join(part["text"] for part in value))
+        if (
+            all(isinstance(m.get(key), str) for m in value for key in ("role", "content"))
+            and value[-1]["role"] == "user"
+        ):
+            return [{**m, "content": encodable(m["content"])} for m in value]
+    raise TypeError(
+        f"reset returned {value!r:.80}: give a text, None, or a list, of parts that have a text, or of messages that "
+        "have role and content, of which the last is the user's"
+    )
+
+
+def encodable(text: str) -> str:
+    """Without lone surrogates, which a tokenizer does not take."""
+    return text.encode(errors="replace").decode()
 
 
 def _turn(made: Made, instance: Any, asked: Sequence[Asked], most_bytes: int) -> tuple[tuple[Answer, ...], bool]:
     """The answers of a turn's calls, and whether the episode is over then."""
-    tools = tools_of(made, instance)
+    tools = {tool.__name__: tool for tool in tools_of(made, instance)}
     answers = tuple(_answer(tools, call, most_bytes) for call in asked)
     try:
         done = getattr(instance, "done", False)
@@ -331,7 +356,7 @@ def _said(error: BaseException) -> str:
 def _cut(text: str, most_bytes: int) -> str:
     """At most so many bytes of UTF-8; without halves of characters."""
     if len(text) <= most_bytes // 4:
-        return text.encode(errors="replace").decode()
+        return encodable(text)
     encoded = text.encode(errors="replace")
     if len(encoded) <= most_bytes:
         return encoded.decode()

@@ -105,8 +105,19 @@ class Players:
     def of(
         cls, recipe: Config, policy: Policy, environments: Environments, tokenize: data.Tokenize, rewards: Rewards
     ) -> "Players":
-        """The players of a recipe."""
+        """The players of a recipe.
+
+        Raises:
+          UserError: a reward is that of the environment, which has none.
+        """
         assert recipe.environment is not None
+        without = [name for name, has_reward in environments.rewarded.items() if not has_reward]
+        if without and any(term.name == "environment" and term.weight for term in rewards.config.terms):
+            path = recipe.environment.all_choices[without[0]].path or "functions"
+            raise UserError(
+                f"reward 'environment': {path} has no get_reward, so that no sample would count\n"
+                "give the class one, or take another reward"
+            )
         return cls(
             policy=policy,
             environments=environments,

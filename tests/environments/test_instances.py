@@ -254,7 +254,7 @@ def test_rewards_get_copies_of_the_instances(start):
 def test_an_instance_that_cannot_be_copied_is_an_error_that_names_it(start):
     workers = start("Unpicklable")
     workers.open({(1, 0): {}})
-    with pytest.raises(UserError, match="Unpicklable' cannot be given to rewards"):
+    with pytest.raises(UserError, match="Unpicklable' cannot be given to rewards.*\n.*get_reward"):
         workers.snapshots([(1, 0)])
 
 
@@ -297,7 +297,9 @@ def test_rows_choose_among_several(start):
 
 @pytest.mark.parametrize(("settings", "match"), [
     ({"name": "environment_classes:NoReset"}, "no method reset"),
-    ({"name": "environment_classes:Nothing"}, "cannot be made.*AttributeError"),
+    ({"name": "environment_classes:Nothing"}, "cannot be imported: AttributeError"),
+    ({"name": "environment_classes:Renamed"}, "same name, 'wrapper'.*functools.wraps"),
+    ({"tools": ("environment_classes:called",)}, "called is no function"),
     ({"name": "environment_classes:WithOptions", "options": {"fctor": 2}}, "cannot be made.*fctor"),
     ({"name": "environment_classes:Undescribed"}, "tool add: "),
     ({"tools": ("environment_classes:absent",)}, "cannot be imported: AttributeError"),
@@ -322,6 +324,30 @@ def test_rows_have_what_reset_needs(start):
 def test_a_reset_that_always_fails_ends_the_run_with_its_last_line(start):
     with pytest.raises(UserError, match="reset failed for all 2 episodes: RuntimeError: no why"):
         start("FailsAtReset").open({(1, 0): {"question": "why"}, (1, 1): {"question": "why"}})
+
+
+@pytest.mark.parametrize(("value", "added"), [
+    ([{"type": "text", "text": "You are "}, {"type": "text", "text": "here."}], "You are here."),
+    ([{"role": "user", "content": "Go!"}], [{"role": "user", "content": "Go!"}]),
+    ("half \ud83d", "half ?"),
+])  # fmt: skip
+def test_a_reset_gives_a_text_its_parts_or_messages(start, value, added):
+    workers = start("Returns", options={"value": value})
+    assert workers.open({(1, 0): {}}) == {(1, 0): added}
+
+
+@pytest.mark.parametrize("value", [7, ["a"], [{"type": "image"}], [{"role": "assistant", "content": "I"}]])
+def test_what_is_no_observation_is_refused(start, value):
+    with pytest.raises(UserError, match="reset returned .*: give a text"):
+        start("Returns", options={"value": value}).open({(1, 0): {}})
+
+
+def test_properties_are_not_read_and_a_method_of_two_names_is_one_tool(start):
+    workers = start("Returns")
+    assert [tool["function"]["name"] for tool in workers.tools[None]] == ["look"]
+    workers.open({(1, 0): {}})
+    workers.play({(1, 0): call("look")})
+    assert all_replies(workers, 1)[1, 0].messages[0]["content"] == "nothing"
 
 
 def test_a_first_instance_may_take_longer_than_a_call(start):

@@ -174,6 +174,15 @@ def test_a_run_may_stop_while_tools_work(recipe, tmp_path, monkeypatch):
     assert not trainer.run() and not fake.open_now
 
 
+def test_the_reward_of_an_environment_that_has_none_is_refused_at_once(recipe, tmp_path, monkeypatch):
+    fake = Fake()
+    fake.rewarded = {None: False}
+    with pytest.raises(UserError, match="reward 'environment': a:B has no get_reward"):
+        played(monkeypatch, recipe, tmp_path / "run", fake=fake)
+    only_measured = "rewards=[{name: environment, weight: 0}, {name: 'tiny_run:parity'}]"
+    played(monkeypatch, recipe, tmp_path / "other", only_measured, fake=fake)
+
+
 def test_a_prompt_that_grows_over_the_positions_of_the_model_is_refused(recipe, tmp_path, monkeypatch):
     fake = Fake(resets=lambda row, sample: " x")
     trainer = played(monkeypatch, recipe, tmp_path / "run", "data.max_prompt_tokens=16", fake=fake)
