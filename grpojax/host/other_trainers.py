@@ -154,6 +154,34 @@ TABLES: Mapping[str, tuple[Row, ...]] = {
         Row("`data.validation`", "`eval_dataset`", "`data.val_files`"),
         Row("`data.template_options`", "`chat_template_kwargs`"),
     ),
+    "Tools and environments": (
+        Row("`environment.name`", "`environment_factory`", "an agent loop", "an environment of its agentic learner"),
+        Row(
+            "`environment.choices`, and a column `environment`",
+            "a dict as `environment_factory`, and a column `environment`",
+            "a column `agent_name`",
+            "in its agentic learner",
+        ),
+        Row("`environment.tools`", "`tools`", "`multi_turn.function_tool_path`", "tools of its agentic learner"),
+        Row(
+            "`environment.max_turns`: turns, of which the last calls no tool",
+            "`max_tool_calling_iterations`: rounds of calls, one less",
+            "`multi_turn.max_assistant_turns`",
+            "in its agentic learner",
+        ),
+        Row(
+            "`environment.max_tool_tokens`: tokens, the rest is cut",
+            "-",
+            "`multi_turn.max_tool_response_length`: characters",
+            "in its agentic learner",
+        ),
+        Row(
+            "`rewards: [{name: environment}]`",
+            "a method `get_reward`, without being asked for",
+            "in the agent loop",
+            "in its agentic learner",
+        ),
+    ),
     "The optimiser and the sampler": (
         Row("`optimizer.learning_rate`, 1e-6", "`learning_rate`, 1e-6", "`actor.optim.lr`", "the optax optimiser"),
         Row(
