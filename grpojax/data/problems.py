@@ -313,7 +313,7 @@ def load_problems(
     each = sources(given)
     for number, source in enumerate(each):
         before, left_before = len(kept), left_out
-        first = uid
+        first, shortest = uid, math.inf
         for where, row, columns in open_rows(source, config.prompt, config.answer):
             try:
                 digest.update(canonical(row))
@@ -340,7 +340,7 @@ def load_problems(
                 elif len(problem.ids) <= config.max_prompt_tokens:
                     kept.append(problem)
                 elif config.too_long == "drop":
-                    dropped += 1
+                    dropped, shortest = dropped + 1, min(shortest, len(problem.ids))
                 else:
                     raise UserError(
                         f"{where}: the prompt has {len(problem.ids)} tokens, over "
@@ -353,7 +353,10 @@ def load_problems(
         if AUTO in asked and not set(columns.names) <= {*asked, "question", "answer"}:
             found.append(f"{source.path}: {columns}; data.prompt and data.answer name others")
         if len(kept) == before:
-            why = f"every prompt is longer than data.max_prompt_tokens={config.max_prompt_tokens}"
+            why = (
+                f"every prompt is longer than data.max_prompt_tokens={config.max_prompt_tokens}; "
+                f"the shortest, with its template and tools, has {shortest} tokens"
+            )
             if left_out > left_before:
                 why = "a held-out part has all its problems; give them another seed or part"
             elif skipped:
