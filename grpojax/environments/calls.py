@@ -34,6 +34,7 @@ class Call:
 Parse = Callable[[str], list[Call]]
 
 _SPECIAL = re.compile(r"<\|[\w ]{1,40}\|>")
+_REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^<>\n]{0,200})>")
 _PARAMETER = re.compile(r"<parameter=([^<>\n]{0,200})>")
 _PYTHONIC = re.compile(r"([\w.]{1,200}?)(?:\.call)?\(")
@@ -216,9 +217,8 @@ def _without_special(text: str) -> str:
 
 
 def _answer(text: str) -> str:
-    if "<think>" in text and "</think>" not in text.rpartition("<think>")[2]:
-        return ""  # it was cut while it reasoned
-    return after_reasoning(text)
+    """Without reasoning, also where the prompt began it, or the turn was cut in it."""
+    return after_reasoning(_REASONING.sub("", text)).partition("<think>")[0]
 
 
 # ------------------------------------------------------------------------------------------------ schemas

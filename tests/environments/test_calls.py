@@ -36,6 +36,8 @@ SEARCH = Call("search", {"query": "a < b\nand more", "top": "3"}, as_text=True)
     ("hermes", f"<think>\nI could call {HERMES} here</think>\n3", []),
     ("hermes", f"<think>\nI could call {HERMES}", []),
     ("hermes", f"I call it</think>{HERMES}", [ADD]),
+    ("hermes", f"<think>One.</think>{HERMES}<think>Or {HERMES}</think>{HERMES}", [ADD, ADD]),
+    ("hermes", f"{HERMES}<think>Or {HERMES}", [ADD]),
     ("hermes", '<tool_call>{"name": "now"}</tool_call>', [Call("now")]),
     ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', [Call("add", {"a": 1})]),
     ("hermes", '<tool_call>{"type": "function", "function": {"name": "now"}}</tool_call>', [Call("now")]),
