@@ -88,9 +88,14 @@ class Workers:
             initargs=(*self._arguments, self._started, ready),
             context=context,
         )
+        try:
+            for _ in range(self.count):
+                pool.schedule(_nothing)  # starts the processes
+        except BaseException:  # of a signal too: what has started in part would start again where its state is asked
+            pool.stop()
+            pool.join()
+            raise
         self._finalizer = weakref.finalize(self, _stop, pool, ready, self.count, self._started, self._groups)
-        for _ in range(self.count):
-            pool.schedule(_nothing)  # starts the processes
         return pool
 
     def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Future:

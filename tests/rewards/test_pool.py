@@ -1,7 +1,9 @@
 """Workers survive what they run, end with their run, and nothing invalid becomes a number."""
 
 import contextlib
+import gc
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -203,6 +205,32 @@ def test_hanging_workers_of_a_killed_run_end(tmp_path):
     process.wait()
     process.stdout.close()
     assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(("what", "call"), [("launch_process", 2), ("launch_thread", 2)])
+def test_what_is_stopped_while_it_starts_starts_nothing_more(monkeypatch, what, call):
+    """As by SIGTERM, which raises anywhere."""
+    from pebble.pool import process
+
+    from grpojax.rewards import pool
+
+    made, real = [], getattr(process, what)
+
+    def stopped(*args):
+        made.append(real(*args))
+        if len(made) == call:
+            raise SystemExit
+        return made[-1]
+
+    before = set(multiprocessing.active_children())
+    monkeypatch.setattr(process, what, stopped)
+    with pytest.raises(SystemExit):
+        pool.Workers(count=2)
+    gc.collect()
+    assert len(made) == call
+    for child in set(multiprocessing.active_children()) - before:
+        child.join(10)
+        assert child.exitcode is not None
 
 
 def test_what_cannot_be_imported_is_a_user_error(console):
