@@ -203,29 +203,36 @@ def _part(source: Any, file: str, start: int, stop: int) -> bytes:
 
 
 class Uploads:
-    """Writes whole files in the given order: files of a bucket in a thread, local files at once.
+    """Writes and removes whole files in the given order: files of a bucket in a thread, local files at once.
 
-    A write to a bucket that finally fails is a warning. If storage is slower than the run for long, the run waits.
+    A request to a bucket that finally fails is a warning. If storage is slower than the run for long, the run waits.
 
     Args:
-      ahead: number of writes that may be queued.
+      ahead: number of requests that may be queued.
     """
 
     def __init__(self, ahead: int = 64):
-        self._queue: queue.Queue[tuple[epath.Path, bytes] | None] = queue.Queue(ahead)
+        self._queue: queue.Queue[tuple[epath.Path, Callable[[], None]] | None] = queue.Queue(ahead)
         self._thread: threading.Thread | None = None
 
     def write(self, file: epath.Path, content: bytes) -> None:
         """As the function `write`; raises `OSError` for a local file."""
+        self._in_turn(file, functools.partial(write, file, content))
+
+    def remove(self, file: epath.Path) -> None:
+        """Removes a file, which may be missing; raises `OSError` for a local one."""
+        self._in_turn(file, functools.partial(file.unlink, missing_ok=True))
+
+    def _in_turn(self, file: epath.Path, act: Callable[[], None]) -> None:
         if not in_bucket(file):
-            return write(file, content)
+            return act()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
             self._thread.start()
-        self._queue.put((file, content))
+        self._queue.put((file, act))
 
     def wait(self) -> None:
-        """Waits until all given files are written or have failed."""
+        """Waits until all that was given is done or has failed."""
         self._queue.join()
 
     def close(self) -> None:
@@ -237,10 +244,11 @@ class Uploads:
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
+            file, act = job
             try:
-                write(*job)
+                act()
             except Exception as e:
-                log.warning("%s could not be written: %s", job[0], e)
+                log.warning("%s could not be written: %s", file, e)
             finally:
                 self._queue.task_done()
         self._queue.task_done()

@@ -9,6 +9,7 @@ of other classes are drawn again, and counted.
 import contextlib
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -27,7 +28,8 @@ _BUCKET_S = 5.0  # seconds between two writes of one object in a bucket
 class Notes:
     """The notes of one process on its own episodes, and what all had noted when the run was stopped.
 
-    All processes must make it at the same time.
+    All processes must make it at the same time. The notes of processes that the run has no more are removed once the
+    first rollout is noted, which draws their episodes again.
 
     Args:
       folder: for one file a process.
@@ -36,7 +38,7 @@ class Notes:
     def __init__(self, folder: epath.Path):
         self._file = folder / f"open_{jax.process_index()}.json"
         self._uploads, self._wrote = files.Uploads(), -_BUCKET_S
-        self._before = _read(folder)
+        self._before, self._outlived = _read(folder)
         self._number, self._warned = -1, False
         self._now: dict[Episode, list[list[str]]] = {}
 
@@ -48,6 +50,9 @@ class Notes:
         """Notes that these episodes of the rollout are open, which are this process's own."""
         self._now = {episode: [] for episode in episodes}
         self._write(self._now)
+        with recorder.optional("notes of processes that are gone are not removed"):
+            while self._outlived:
+                self._uploads.remove(self._outlived.pop())
 
     def was_open(self, episode: Episode) -> bool:
         """Whether the run was stopped in this rollout before the episode was over."""
@@ -91,8 +96,16 @@ class Notes:
 _Noted = dict[Episode, tuple[bool, list[list[str]]]]  # whether an episode was open, and what was noted of it
 
 
-def _read(folder: epath.Path) -> dict[int, _Noted]:
-    """The notes of all processes by the rollout's number, the same on all."""
+def _process_of(file: epath.Path) -> int:
+    """The number of the process whose notes a file is; -1 for another file."""
+    found = re.fullmatch(r"open_(\d+)\.json", file.name)
+    return int(found[1]) if found else -1
+
+
+def _read(folder: epath.Path) -> tuple[dict[int, _Noted], list[epath.Path]]:
+    """The notes of all processes by the rollout's number, the same on all; for the first process also the files of
+    those that the run has no more."""
+    there: list[epath.Path] = []
     texts: list[str] = []
     if processes.is_first():
         with recorder.optional("the notes on open episodes cannot be read"):
@@ -104,7 +117,7 @@ def _read(folder: epath.Path) -> dict[int, _Noted]:
             noted = json.loads(text)
             each = {(uid, sample): (goes_on, entries) for uid, sample, goes_on, entries in noted["episodes"]}
             found.setdefault(noted["rollout"], {}).update(each)
-    return found
+    return found, [place for place in there if _process_of(place) >= jax.process_count()]
 
 
 def _digest(value: Any) -> str:

@@ -42,14 +42,20 @@ def test_another_observation_after_the_same_actions_differs_once(tmp_path):
         assert found == differs and not notes.differs(A, "more", None) and not notes.differs(B, row, None)
 
 
-def test_notes_of_several_processes_are_joined_and_others_are_left_alone(tmp_path):
+def test_notes_of_processes_that_are_gone_are_read_once(tmp_path):
+    """They were of another process, whose episodes the first one draws now."""
     stopped(tmp_path)
     (tmp_path / "open_0.json").rename(tmp_path / "open_3.json")
-    notes = notes_of(tmp_path)
-    notes.open([(5, 0)])
-    for name, content in (("a.json", "{"), ("b.json", '{"rollout": 7}'), ("open_1.json.tmp", "x"), ("c.json", "[1]")):
+    others = {"a.json": "{", "b.json": '{"rollout": 7}', "open_1.json.tmp": "x", "c.json": "[1]"}
+    for name, content in others.items():
         (tmp_path / name).write_text(content)
-    assert [notes_of(tmp_path).was_open(e) for e in (A, B, (5, 0))] == [False, True, True]
+    notes = notes_of(tmp_path)
+    assert (tmp_path / "open_3.json").exists(), "nothing else says so before the rollout is noted again"
+    notes.open([A, B, (5, 0)])
+    notes.write([(5, 0)])
+    assert [notes.was_open(e) for e in (A, B, (5, 0))] == [False, True, False]
+    assert {place.name for place in tmp_path.iterdir()} == {*others, "open_0.json"}
+    assert [notes_of(tmp_path).was_open(e) for e in (A, B, (5, 0))] == [False, False, True]
 
 
 def test_a_disk_that_is_full_does_not_stop_the_run(tmp_path, monkeypatch, caplog):
