@@ -204,20 +204,21 @@ class Evaluator:
         """Problem i of a batch, with its samples' texts, what the judge reads of them, and rewards ``[n]``."""
         samples = []
         for g, n in enumerate(rollout.lengths[i].tolist()):
-            text = completed[g]
+            text, episode = completed[g], episodes[g]
+            failed = episode is not None and episode.invalid is not None
             right = None if self.judge is None else self.judge.verdict(float(by_name[self.judge.metric][g]))
             samples.append(
                 Sample(
                     completion=text,
                     answer=self.answer(read[g]),
-                    vote=None if self.judge is None else self.judge.vote(read[g]),
+                    vote=None if self.judge is None or failed else self.judge.vote(read[g]),
                     correct=None if self.judge is None else right is True,
-                    unjudged=self.judge is not None and right is None,
+                    unjudged=self.judge is not None and right is None and not failed,
                     reward=_number(total[g]),
                     rewards={name: _number(x[g]) for name, x in by_name.items()},
                     tokens=n,
                     stopped=bool(rollout.stopped[i, g]),
-                    episode=episodes[g],
+                    episode=episode,
                 )
             )
         return Attempt(uid=problem.uid, prompt=problem.prompt, gold=problem.gold, samples=tuple(samples))

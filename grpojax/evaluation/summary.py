@@ -98,7 +98,8 @@ class Sample:
       correct: the judge's verdict; None where there is no judge.
       tokens: its length, the end-of-sequence token included.
       stopped: whether it ended by itself; otherwise it was cut at the longest length.
-      unjudged: the judge had no verdict, since it took too long or failed; then it is not ``correct``.
+      unjudged: the judge had no verdict, since it took too long or failed; then it is not ``correct``. An episode that
+        its environment made invalid is not ``correct`` either, and has no ``vote``, but it is not counted here.
       reward: weighted sum of the rewards; None where one that counts is invalid.
       rewards: each by name, None where it is invalid.
       episode: its turns; None where it has one only.

@@ -9,6 +9,7 @@ import pytest
 from grpojax.data import Problem
 from grpojax.evaluation import EvalConfig, EvaluateConfig, Evaluator, columns_of, submit, summarize, table
 from grpojax.evaluation.attempts import Drawn
+from grpojax.evaluation.summary import EpisodeRecord
 from grpojax.host.errors import UserError
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import RewardConfig, Rewards, RewardsConfig
@@ -171,6 +172,29 @@ def test_a_worker_that_hangs_costs_its_sample():
     shown = table(metrics, ONE, 5)
     assert "samples, counted as wrong" in shown and "samples, in no mean reward" in shown
     assert "1.000   all the same" in shown and "1.000 to" not in shown
+
+
+def test_an_episode_that_its_environment_made_invalid_is_wrong_and_has_no_vote():
+    def play(batch, _):
+        episodes = [
+            EpisodeRecord(turns=("#### 7",), tokens=(1,), calls=0, failures=0, malformed=0, invalid=why)
+            for _ in batch
+            for why in (None, "timeout", "timeout")
+        ]
+        return Drawn(rollout([[1] * 3] * len(batch)), episodes=episodes)
+
+    def texts(rows):
+        return ["#### 7"] * len(rows)
+
+    with run_of({"name": "answer"}) as rewards:
+        evaluator = Evaluator(rewards)
+        batches = evaluator.attempts([problem(0)], play, texts, size=1, max_prompt_tokens=8)
+        (attempt,) = next(batches)
+    right, *invalid = [(s.correct, s.vote, s.unjudged) for s in attempt.samples]
+    assert right == (True, "7", False) and invalid == [(False, None, False)] * 2
+    values = evaluator.metrics([attempt], (3,))
+    assert values["eval/maj@3"] == 1.0 and values["eval/accuracy"] == 1 / 3
+    assert values["eval/invalid"] == 2 and "eval/unjudged" not in values
 
 
 def test_where_nothing_is_valid_the_mean_is_unknown():
