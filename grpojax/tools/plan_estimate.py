@@ -15,13 +15,14 @@ import types
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, DecoderConfig, adapters, delta_net, dispatch, experts, flops, kv_heads, sharding
 from grpojax.models.weight_table import check_experts
 from grpojax.programs import batch_shards as cut
-from grpojax.programs import kv_cache, packing
+from grpojax.programs import episode_sampler, kv_cache, packing
 from grpojax.run.calls import times_a_step
 from grpojax.run.recipe import Config
 from grpojax.tools import plan_links, plan_run
@@ -84,8 +85,10 @@ def of_recipe(
     )
     _check_divides(work, target.chips)
     rates = plan_links.rates(target, work.split)
+    # Episodes may have later turns also where their first one may take all tokens.
+    runs = {*(name for name, n in counts.items() if n), *(["rollout turns"] if config.environment is not None else [])}
     programs = tuple(
-        _report(name, work, target, rates, make(work, target)) for name, make in PROGRAMS.items() if counts.get(name)
+        _report(name, work, target, rates, make(work, target)) for name, make in PROGRAMS.items() if name in runs
     )
     return Estimate(programs=programs, run=plan_run.bound(config, programs, target.chips))
 
@@ -271,6 +274,11 @@ class _Work:
         return parts
 
     @property
+    def turn(self) -> int:
+        """Most tokens of a turn; all tokens of a sample that has one."""
+        return min(self.config.rollout.max_turn_tokens or self.tokens, self.tokens)
+
+    @property
     def sampled(self) -> tuple[int, int]:
         """Number of prompts of a batch shard, and of samples of each."""
         prompts, group = cut.spread_sizes(self.config.rollout.prompts, self.config.rollout.group, self.shards)
@@ -401,19 +409,52 @@ def _report(name: str, work: _Work, target: Target, rates: Mapping[str, float], 
 
 
 def _rollout(w: _Work, target: Target) -> _Needs:
-    c, (prompts, group) = w.spread, w.sampled
-    rollout, length = w.config.rollout, w.config.data.max_prompt_tokens
-    slots = min(rollout.decode_slots or group, group)
-    platform = "gpu" if target.by_sheet else "tpu"
-    compute = Compute(dtype="bfloat16", platform=platform)
-    ring = kv_cache.ring(w.tokens, compute)
-    dtype = kv_cache.dtype_of(rollout.cache_dtype, compute)
-    rounds = -(-group // slots)
-    live = ring.mean_live(w.tokens, rounds) * ring.size
-    read = flops.decode_bytes(c, length, live, prompts=prompts, slots=slots, cache_dtype=dtype) / w.tensor
+    return _drawn(w, target, w.turn)
+
+
+def _turns(w: _Work, target: Target) -> _Needs:
+    """A round of an episode after the first. Its least: all tokens are drawn but those of an answer of one chunk."""
+    c, (prompts, group), ring = w.spread, w.sampled, kv_cache.ring(w.tokens, _compute_of(target))
+    first, whole = _drawn(w, target, w.turn), _drawn(w, target, w.tokens)
+    later = max(1, -(-w.tokens // w.turn) - 1)
+    own = prompts * group * ring.size * flops.kv_bytes(c, _cache_dtype(w, target)) / w.tensor
+    length, chunk = w.config.data.max_prompt_tokens + ring.size, group * episode_sampler.CHUNK
+    scores = 2 * 4 * chunk * c.num_heads * length / w.tensor  # of one prompt at a time, and their softmax
+    activations = 2 * prompts * chunk * (4 * w.mlp + 12 * c.hidden_size)
+    consumers = {**whole.consumers, "chunks of answers": (own / c.num_layers + scores + activations) / _GIB}
+    moved = (whole.moved - first.moved) / later + _step_bytes(w, target, ring.size) + own
+    received = {a: (x - first.received[a]) / later for a, x in whole.received.items()}
+    return _Needs(consumers, (whole.computed - first.computed) / later, moved, received)
+
+
+def _compute_of(target: Target) -> Compute:
+    return Compute(dtype="bfloat16", platform="gpu" if target.by_sheet else "tpu")
+
+
+def _cache_dtype(w: _Work, target: Target) -> jnp.dtype:
+    return kv_cache.dtype_of(w.config.rollout.cache_dtype, _compute_of(target))
+
+
+def _slots(w: _Work) -> int:
+    """Samples of a prompt that are drawn at the same time."""
+    return min(w.config.rollout.decode_slots or w.sampled[1], w.sampled[1])
+
+
+def _step_bytes(w: _Work, target: Target, live: float) -> float:
+    """Bytes that a decode step reads, of slots whose caches have so many positions with tokens."""
+    c, dtype = w.spread, _cache_dtype(w, target)
+    sizes = {"prompts": w.sampled[0], "slots": _slots(w)}
+    read = flops.decode_bytes(c, w.config.data.max_prompt_tokens, live, **sizes, cache_dtype=dtype) / w.tensor
     read -= (2 - w.linear_bytes) * flops.all_layers_weights(c) / w.tensor
     read -= w.linear_bytes * w.of_experts * (1 - 1 / w.expert) / w.tensor
-    read -= (2 - w.weight_bytes) * c.vocab_size * c.hidden_size / w.tensor
+    return read - (2 - w.weight_bytes) * c.vocab_size * c.hidden_size / w.tensor
+
+
+def _drawn(w: _Work, target: Target, tokens: int) -> _Needs:
+    """Prompts are read, and so many tokens of every sample drawn, with caches for all tokens."""
+    c, (prompts, group), slots = w.spread, w.sampled, _slots(w)
+    length, compute, dtype = w.config.data.max_prompt_tokens, _compute_of(target), _cache_dtype(w, target)
+    ring, rounds = kv_cache.ring(w.tokens, compute), -(-group // slots)
     logits = 4 * prompts * slots * c.vocab_size
     kept = (prompts * length + prompts * slots * ring.size) * flops.kv_bytes(c, dtype) / w.tensor
     consumers = {
@@ -426,8 +467,8 @@ def _rollout(w: _Work, target: Target) -> _Needs:
     if c.experts is not None:  # the decode loop needs another layout of two of an expert's three matrices
         laid_out = w.mixtures * c.experts.count * 2 * c.hidden_size * c.experts.size
         consumers["experts laid out for decoding"] = w.weight_bytes * laid_out / w.expert / w.tensor / _GIB
-    sizes = np.full(prompts, length), np.full((prompts, group), w.tokens)
-    computed, steps = flops.forward_flops(c, *sizes) / w.tensor, rounds * (w.tokens - 1)
+    sizes = np.full(prompts, length), np.full((prompts, group), tokens)
+    computed, steps = flops.forward_flops(c, *sizes) / w.tensor, rounds * (tokens - 1)
     if experts.pick(compute, prompts * slots) is experts.every:
         computed += flops.other_experts_flops(c, steps * prompts * slots) / w.tensor
     sums = w.summed(prompts * length + steps * prompts * slots)
@@ -438,6 +479,7 @@ def _rollout(w: _Work, target: Target) -> _Needs:
         "expert": 2 * 2 * w.mixtures * c.hidden_size * shared,
         "exchange": 2 * w.exchanged(prompts * length),
     }
+    read = _step_bytes(w, target, ring.mean_live(tokens, rounds) * ring.size)
     return _Needs(consumers, computed, steps * read, received)
 
 
@@ -496,6 +538,7 @@ def _update(w: _Work, target: Target) -> _Needs:
 
 PROGRAMS = {
     "rollout": _rollout,
+    "rollout turns": _turns,
     "reshard": _reshard,
     "score": _score,
     "score with entropy": _score,

@@ -76,6 +76,23 @@ def test_an_update_with_experts_on_shards_of_their_own_is_as_the_compilers():
     assert update.seconds["ICI"] == pytest.approx(1.68, rel=0.05)
 
 
+@pytest.mark.parametrize("chips", ["v5e:1x1", "h100:4"])
+def test_rounds_of_episodes_draw_what_one_rollout_does_and_read_answers(chips):
+    """Four turns of 128 tokens, 512 in all; the caches hold all of them in every round."""
+    recipe, target = PODS / "v5e-1_qwen2.5-0.5b.yaml", plan_chips.parse(chips)
+    played = ["environment.name=calculator", "environment.max_turns=8", "rollout.max_turn_tokens=128"]
+    found = plan_estimate.of_recipe(recipes.load(recipe, played), target)
+    first, later = (next(p for p in found.programs if p.name == name) for name in ("rollout", "rollout turns"))
+    whole = plan_estimate.of_recipe(recipes.load(recipe), target)
+    one = whole.programs[0]
+    assert first.consumers == one.consumers and one.total < later.total < 1.5 * one.total
+    assert first.seconds["compute"] + 3 * later.seconds["compute"] == pytest.approx(one.seconds["compute"])
+    answers = first.seconds["HBM"] + 3 * later.seconds["HBM"] - one.seconds["HBM"]
+    kept, cast = (2**30 * one.consumers[name] for name in ("keys and values", "weights cast for the rollout"))
+    assert cast + kept < answers / 3 * target.chip.bandwidth < cast + 2 * kept
+    assert found.run.phases["rollout"][0] == pytest.approx(whole.run.phases["rollout"][0] + answers)
+
+
 def test_one_chip_receives_nothing():
     programs = plan_estimate.of_recipe(
         recipes.load(PODS / "v5e-1_qwen2.5-0.5b.yaml"), plan_chips.parse("v5e-1")
