@@ -147,7 +147,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         sizes[sizes.index(-1)] = max(len(devices) // known, 1)
     laid_out = _lay_out(sizes, devices)
     if isinstance(laid_out, str):
-        raise UserError(f"mesh {_shown(sizes)} {laid_out}\npossible: {_possible(sizes, devices)}")
+        raise UserError(f"mesh {shown(sizes)} {laid_out}\npossible: {_possible(sizes, devices)}")
     return Mesh(laid_out, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -178,7 +178,7 @@ def _lay_out(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray 
         return f"cannot be laid out over these chips: {e}"
 
 
-def _shown(sizes: Sequence[int]) -> str:
+def shown(sizes: Sequence[int]) -> str:
     """The sizes as text. Few meshes have an axis of experts, so it is left out where it is 1."""
     return " x ".join(f"{a}={s}" for a, s in zip(AXES, sizes, strict=True) if a != "expert" or s != 1)
 
@@ -192,7 +192,7 @@ def _possible(wanted: Sequence[int], devices: Sequence[jax.Device], most: int = 
     every = [(data, fsdp, expert, n // data // fsdp) for data in divisors for fsdp in divisors if n // data % fsdp == 0]
     every.sort(key=lambda sizes: sum(abs(math.log(a / b)) for a, b in zip(sizes, wanted, strict=True)))
     found = (sizes for sizes in every if not isinstance(_lay_out(sizes, devices), str))
-    return ", ".join("(" + _shown(sizes) + ")" for sizes in itertools.islice(found, most)) or "none"
+    return ", ".join("(" + shown(sizes) + ")" for sizes in itertools.islice(found, most)) or "none"
 
 
 def spec(logical: Sequence[str | None], rules: Rules) -> PartitionSpec:

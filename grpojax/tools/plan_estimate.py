@@ -342,7 +342,7 @@ class _Work:
 
 def _check_divides(w: _Work, chips: int) -> None:
     if w.shards * w.tensor != chips:
-        axes = f"data={w.split.data} x fsdp={w.fsdp} x expert={w.expert} x tensor={w.tensor}"
+        axes = sharding.shown((w.split.data, w.fsdp, w.expert, w.tensor))
         raise UserError(f"mesh {axes} does not make {chips} chips")
     adapters.check_axes(w.config.model.adapter, fsdp=w.fsdp, expert=w.expert)
     check_experts(w.model, w.expert)
@@ -358,9 +358,9 @@ def _check_divides(w: _Work, chips: int) -> None:
     if w.model.num_kv_heads * w.model.head_dim % w.tensor:
         bad = f"num_kv_heads={w.model.num_kv_heads}"
     if bad:
+        expert = f", mesh.expert={w.expert}" if w.expert > 1 else ""
         raise UserError(
-            f"{w.model.family} with {bad} does not divide over mesh.fsdp={w.fsdp}, mesh.expert={w.expert} and "
-            f"mesh.tensor={w.tensor}"
+            f"{w.model.family} with {bad} does not divide over mesh.fsdp={w.fsdp}{expert} and mesh.tensor={w.tensor}"
         )
     rollout, train = w.config.rollout, w.config.train
     prompts, group = cut.spread_sizes(rollout.prompts // train.minibatches, rollout.group, w.shards)

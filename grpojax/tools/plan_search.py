@@ -23,10 +23,11 @@ STEP = 128  # tokens; the longest completion is a multiple of it
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A split of a run, and its estimate."""
+    """A split of a run, its estimate, and whether its model has experts."""
 
     split: Split
     estimate: Estimate
+    experts: bool
 
     @property
     def fits(self) -> bool:
@@ -52,7 +53,8 @@ class Fit:
     def settings(self) -> str:
         """The settings that make it, as ``grpojax train`` takes them."""
         s = self.split
-        mesh = f"mesh.data={s.data} mesh.fsdp={s.fsdp} mesh.expert={s.expert} mesh.tensor={s.tensor}"
+        expert = f"mesh.expert={s.expert} " if self.experts else ""
+        mesh = f"mesh.data={s.data} mesh.fsdp={s.fsdp} {expert}mesh.tensor={s.tensor}"
         return f"{mesh} train.microbatches={s.microbatches}"
 
 
@@ -71,8 +73,16 @@ class Longest:
 
 def own(config: Config, target: Target, model: DecoderConfig | None = None) -> Fit:
     """A recipe's own split; arguments as in `best`."""
-    split = plan_estimate.split_of(config, target.chips)
-    return Fit(split, plan_estimate.of_recipe(config, target, model=model, split=split))
+    return _fit(config, target, _shape(config, model), plan_estimate.split_of(config, target.chips))
+
+
+def _shape(config: Config, model: DecoderConfig | None) -> DecoderConfig:
+    return shape_of(config.model.path) if model is None else model
+
+
+def _fit(config: Config, target: Target, model: DecoderConfig, split: Split) -> Fit:
+    estimate = plan_estimate.of_recipe(config, target, model=model, split=split)
+    return Fit(split, estimate, model.experts is not None)
 
 
 def best(config: Config, target: Target, model: DecoderConfig | None = None, *, under: float = math.inf) -> Fit:
@@ -92,11 +102,11 @@ def best(config: Config, target: Target, model: DecoderConfig | None = None, *, 
     Raises:
       UserError: sizes divide over none of the meshes, or the recipe has programs that are not estimated.
     """
-    model = shape_of(config.model.path) if model is None else model
+    model = _shape(config, model)
     found, refused = list[Fit](), list[UserError]()
     for split in _splits(config, target, model):
         try:
-            found.append(Fit(split, plan_estimate.of_recipe(config, target, model=model, split=split)))
+            found.append(_fit(config, target, model, split))
         except UserError as e:
             refused.append(e)
     if not found:
@@ -141,7 +151,7 @@ def longest(config: Config, target: Target, model: DecoderConfig | None = None) 
     Raises:
       UserError: as `grpojax.tools.plan_estimate.of_recipe`.
     """
-    model = shape_of(config.model.path) if model is None else model
+    model = _shape(config, model)
     positions = max(0, model.max_positions - config.data.max_prompt_tokens)
 
     @functools.cache

@@ -75,9 +75,7 @@ def test_what_does_not_fit_names_a_mesh_that_does(capsys):
     eight = ["model.path=Qwen3-8B", "model.adapter.rank=32", "--topology", "l4:4"]
     assert cli.main(["plan", str(GSM8K), *eight]) == 1
     out = capsys.readouterr().out
-    settings = re.search(
-        r"by shapes it fits with (mesh.data=1 mesh.fsdp=1 mesh.expert=1 mesh.tensor=4 train.microbatches=\d+) ", out
-    )
+    settings = re.search(r"by shapes it fits with (mesh.data=1 mesh.fsdp=1 mesh.tensor=4 train.microbatches=\d+) ", out)
     assert cli.main(["plan", str(GSM8K), *eight, *settings[1].split()]) == 0
 
 
@@ -93,7 +91,7 @@ def test_what_a_compiler_refuses_gets_a_split_that_needs_less_by_shapes(monkeypa
     seven = ["model.path=Qwen2.5-7B-Instruct", "model.adapter.rank=32", "mesh.tensor=2", "train.microbatches=8"]
     assert cli.main(["plan", str(GSM8K), *seven, "--topology", "v5e-8"]) == 1
     out = capsys.readouterr().out
-    assert asked == ["v5e:2x4"] and "by shapes it fits with mesh.data=1 mesh.fsdp=2 mesh.expert=1 mesh.tensor=4" in out
+    assert asked == ["v5e:2x4"] and "by shapes it fits with mesh.data=1 mesh.fsdp=2 mesh.tensor=4" in out
     assert "a step takes" not in out and "longest completion that fits, by shapes" in out
 
 
@@ -108,8 +106,8 @@ def test_a_shape_that_nobody_published_is_told(capsys):
     [
         (["variant=ppo"], "variant 'ppo' runs critic, which a plan by data sheet does not cover"),
         (["variant=remax"], "variant 'remax' runs greedy"),
-        (["mesh.fsdp=16"], "mesh data=1 x fsdp=16 x expert=1 x tensor=1 does not make 8 chips"),
-        (["mesh.tensor=8"], "with num_heads=14 does not divide over mesh.fsdp=1, mesh.expert=1 and mesh.tensor=8"),
+        (["mesh.fsdp=16"], "mesh data=1 x fsdp=16 x tensor=1 does not make 8 chips"),
+        (["mesh.tensor=8"], "with num_heads=14 does not divide over mesh.fsdp=1 and mesh.tensor=8"),
         (["train.microbatches=3"], "train.microbatches=3 splits neither 4 prompts"),
         (["rollout.prompts=20"], "20 prompts of a batch"),
     ],
