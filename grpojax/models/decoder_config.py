@@ -200,6 +200,7 @@ class DecoderConfig:
         # With fewer layers than its maker had, a model keeps those of each kind that are left.
         for name in ("unrotated_layers", "windowed_layers"):
             object.__setattr__(self, name, tuple(i for i in getattr(self, name) if i < self.num_layers))
+        least = 2 if self.delta is None else max(2, 1 + min(self.delta.attention_layers, default=1))
         if self.delta is not None and any(i >= self.num_layers for i in self.delta.attention_layers):
             left = tuple(i for i in self.delta.attention_layers if i < self.num_layers)
             object.__setattr__(self, "delta", dataclasses.replace(self.delta, attention_layers=left))
@@ -217,14 +218,16 @@ class DecoderConfig:
             )
         if self.delta is not None and len(set(self.kinds)) < 2:
             raise UserError(
-                f"all {self.num_layers} layers are of one kind, with attention in {list(self.delta.attention_layers)}; "
-                "a model with delta nets needs both kinds"
+                f"{self.num_layers} layers of family {self.family!r}, with attention in "
+                f"{list(self.delta.attention_layers)}: a model with delta nets needs both kinds\n"
+                f"set the number of layers to at least {least}"
             )
         if self.query_growth and not isinstance(self.rope_scaling, Llama3Scaling | YarnScaling):
             raise UserError("queries that grow with positions need a scaling with original positions")
         if self.dense_layers and not (self.experts is not None and self.dense_layers < self.num_layers):
             raise UserError(
-                f"first_k_dense_replace {self.dense_layers}: of {self.num_layers} layers some must have experts"
+                f"{self.num_layers} layers of family {self.family!r}: the first {self.dense_layers} have no experts, "
+                f"and others must have some\nset the number of layers to at least {self.dense_layers + 1}"
             )
         if self.dense_layers and (self.windowed_layers or self.unrotated_layers or self.mlp_bias):
             raise UserError(

@@ -292,6 +292,11 @@ def test_a_decoder_without_experts_has_no_choices():
         drawn(random_decoder(config), dataclasses.replace(CONFIG, router_replay=True))
 
 
+def test_too_few_layers_for_any_expert_name_how_many_there_must_be():
+    with pytest.raises(UserError, match="^1 layers.*first 1 have no experts.*\n.* at least 2$"):
+        dataclasses.replace(GLM, num_layers=1)
+
+
 def test_a_mesh_that_does_not_cut_experts_evenly_is_refused():
     odd = dataclasses.replace(MIXTURE, experts=Experts(count=5, chosen=2, size=15))
     with pytest.raises(UserError, match="moe_intermediate_size 15 does not divide"):

@@ -153,6 +153,11 @@ def config_of(file: GGUFFile) -> DecoderConfig:
     kv_heads = get("attention.head_count_kv", heads)
     if not isinstance(heads, int) or not isinstance(kv_heads, int):
         raise UserError(f"{file.path}: layers with different numbers of heads are not supported")
+    if kv_heads < 1 or heads % kv_heads:
+        raise UserError(
+            f"{file.path}: {family}.attention.head_count={heads} does not divide by {family}.attention.head_count_kv="
+            f"{kv_heads}\nthe file is damaged; download or convert it again"
+        )
     head_dim = int(get("attention.key_length", hidden // heads))
     for key, only in (
         ("attention.value_length", head_dim),

@@ -135,6 +135,7 @@ def test_pieces_before_the_merges(pre, text, pieces):
     (dict(llama__block_count=None), "the metadata lack 'llama.block_count'"),
     (dict(llama__rope__scaling__type="yarn"), "llama.rope.scaling.type='yarn' is not supported"),
     (dict(llama__attention__head_count_kv=[2, 2, 1]), "layers with different numbers of heads"),
+    (dict(llama__attention__head_count_kv=3), "m.gguf: .*head_count=4 .*head_count_kv=3\n.*convert it again"),
     (dict(tokenizer__ggml__model="llama"), "its tokenizer is 'llama'"),
     (dict(tokenizer__ggml__pre="mystery"), "tokenizer.ggml.pre='mystery' is not known"),
     (dict(tokenizer__ggml__merges=["q !b"]), "its tokenizer is damaged"),
