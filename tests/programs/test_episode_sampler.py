@@ -128,10 +128,11 @@ def test_turns_are_those_of_a_rollout_that_reads_everything_again(decoder, compu
 
 
 def episodes(decoder, prompts, waits, *, rounds=6, **how):
-    """Episodes in which sample (p, g) gets its n-th answer in the round after ``waits(n, p, g)`` more rounds."""
+    """Episodes in which sample (p, g) gets its n-th answer in the round after ``waits(n, p, g)`` more rounds. A second
+    answer may take two chunks."""
     sampler = Sampler(decoder, prompts, **how)
     shape = sampler.out.tokens.shape
-    answers = [answers_of(np.random.default_rng(n), shape, 9) for n in range(rounds)]
+    answers = [answers_of(np.random.default_rng(n), shape, CHUNK + 8 if n == 1 else 9) for n in range(rounds)]
     next_answer, due = np.zeros(shape[:2], int), np.zeros(shape[:2], int)
     for p, g in np.ndindex(due.shape):
         due[p, g] = waits(0, p, g)
@@ -180,11 +181,16 @@ def logps_of(decoder, prompts, out, compute=Compute()):  # noqa: B008
     return layout.unpack(np.asarray(score(*decoder, rows, compute).logps)[None])
 
 
+def longest_answer(out):
+    """Of those that a turn came after."""
+    return max(np.diff(np.flatnonzero(own)).max() - 1 for own in out.sampled.reshape(-1, CONFIG.max_tokens))
+
+
 @pytest.mark.parametrize("family", ["smollm3", pytest.param("qwen2_moe", marks=pytest.mark.exhaustive)])
 def test_log_probs_over_turns_are_the_trainer_s(family):
     decoder, prompts = random_decoder(FAMILIES[family], seed=5), some_prompts()
     out = episodes(decoder, prompts, lambda n, p, g: (n + p + g) % 2)
-    assert (out.sampled.sum(-1) > 12).all() and (out.logps[~out.sampled] == 0).all()
+    assert (out.logps[~out.sampled] == 0).all() and out.sampled.sum(-1).mean() > 14 and longest_answer(out) > CHUNK
     assert np.abs(logps_of(decoder, prompts, out) - out.logps)[out.sampled].max() < 1e-4
 
 
@@ -213,6 +219,7 @@ def test_eight_devices_draw_the_same(of):
     out = episodes((graph, whole), prompts, lambda *at: sum(at) % 2, **how)
     for name in ("tokens", "lengths", "stopped", "sampled"):
         np.testing.assert_array_equal(getattr(out, name), getattr(want, name))
+    assert longest_answer(out) > CHUNK
     assert np.abs(logps_of(decoder, prompts, out) - out.logps)[out.sampled].max() < 1e-4
 
 

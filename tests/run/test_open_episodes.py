@@ -74,4 +74,8 @@ def test_the_run_waits_for_no_answer_of_a_bucket(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "make_folder", asked.append)
     monkeypatch.setattr(files.Uploads, "write", lambda _, file, content: given.append(file.name))
     notes.open([A, B])
+    notes.write([A])  # sooner than an object may be replaced
     assert given == ["open_0.json"] and not asked
+    notes._wrote -= 6
+    notes.write([A])
+    assert given == ["open_0.json"] * 2
