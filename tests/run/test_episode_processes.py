@@ -4,6 +4,7 @@ import json
 import signal
 import time
 
+import bucket
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -11,6 +12,7 @@ import pytest
 from runs import numbers, start, train
 from several import together
 
+from grpojax.host import files
 from grpojax.records.samples import read_samples
 
 OVERRIDES = (
@@ -20,17 +22,26 @@ OVERRIDES = (
     "rollout.group=2", "data.validation=null", "train.eval_every=0", "train.steps=2", "variant.kl_coef=0",
 )  # fmt: skip
 
+# `grpojax train` that notes also in a bucket what became of each round.
+NOTES_AT_ONCE = """
+import sys
+from grpojax.run import open_episodes
+from grpojax.tools import cli
+open_episodes._BUCKET_S = 0.0
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
 
 def noted(directory):
     """The number of the rollout that is noted, and which of its episodes are open."""
     file = directory / "episodes" / "open_0.json"
-    notes = json.loads(file.read_text()) if file.exists() else {"rollout": -1, "episodes": []}
+    notes = json.loads(files.read(file)) if file.exists() else {"rollout": -1, "episodes": []}
     return notes["rollout"], [is_open for _, _, is_open, _ in notes["episodes"]]
 
 
 def killed_while_episodes_are_open(recipe, directory, *how):
     """Kills a run in its second rollout, when some episodes are over and others are not; how many are not."""
-    process, until = start(recipe, directory, *how), time.monotonic() + 900
+    process, until = start(recipe, directory, *how, program=("-c", NOTES_AT_ONCE)), time.monotonic() + 900
     while process.poll() is None and time.monotonic() < until:
         number, of_each = noted(directory)
         if number == 1 and 0 < sum(of_each) < len(of_each):
@@ -51,14 +62,31 @@ def of(name):
     return *OVERRIDES, f"environment.name=fake_environments:{name}", "train.checkpoint_every=1"
 
 
+@pytest.fixture(scope="module")
+def whole(recipe, tmp_path_factory):
+    """A run that nothing happened to."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    train(recipe, directory, *of("Slow"))
+    return directory
+
+
+@pytest.fixture(params=["disk", pytest.param("bucket", marks=pytest.mark.exhaustive)])
+def place(request, tmp_path):
+    """A folder for runs."""
+    if request.param == "disk":
+        yield tmp_path
+        return
+    with bucket.clients(tmp_path):
+        yield files.path(f"{bucket.URL}/runs")
+
+
 @pytest.mark.slow
-def test_a_run_that_is_killed_while_episodes_are_open_goes_on_bit_for_bit(recipe, tmp_path):
-    train(recipe, tmp_path / "whole", *of("Slow"))
-    assert killed_while_episodes_are_open(recipe, tmp_path / "killed", *of("Slow"))
-    train(recipe, tmp_path / "killed", *of("Slow"))
-    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
-    assert read_samples(tmp_path / "killed", 2) == read_samples(tmp_path / "whole", 2)
-    for got, want in zip(weights(tmp_path / "killed"), weights(tmp_path / "whole"), strict=True):
+def test_a_run_that_is_killed_while_episodes_are_open_goes_on_bit_for_bit(recipe, whole, place):
+    assert killed_while_episodes_are_open(recipe, place / "killed", *of("Slow"))
+    train(recipe, place / "killed", *of("Slow"), "--take-over")
+    assert numbers(place / "killed") == numbers(whole)
+    assert read_samples(place / "killed", 2) == read_samples(whole, 2)
+    for got, want in zip(weights(place / "killed"), weights(whole), strict=True):
         np.testing.assert_array_equal(got, want)
 
 
