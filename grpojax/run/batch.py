@@ -160,7 +160,7 @@ def sample_rows(
     ``learned`` is the text that was learned from in its place, if that differs. ``with_special_tokens`` is the result
     of ``special`` for the completion without its last token, if that differs from the text. Of an episode, the
     completion is what the policy wrote, each turn on a line of its own; ``turns`` adds what its environment answered
-    (`turns_of`).
+    (`turns_of`), and ``rendered_prompt`` is the prompt as the policy saw it, with the schemas of its tools.
     """
     learned, rollout = own_tokens(batch.rollout), own_tokens(batch.drawn or batch.rollout)
     of_episodes, group = own_turns(batch.drawn or batch.rollout), rollout.lengths.shape[1]
@@ -194,7 +194,9 @@ def sample_rows(
         if text != row["completion"]:
             row["with_special_tokens"] = text
     if batch.rollout.sampled is not None:
+        rendered = (special or texts)([problem.ids for problem in batch.problems])
         for row, (p, g) in zip(rows, places, strict=True):
+            row["rendered_prompt"] = rendered[p]
             row |= turns_of(batch.rollout, p, g, special or texts)
             row |= {name: int(x[p, g]) for name, x in batch.episodes.items() if name != "turns"}
     return rows

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from grpojax.host.errors import UserError
 
 Sample = Mapping  # a line of a step's samples
+_SHOWN = 2000  # characters from each end of a long prompt
 
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -86,9 +87,22 @@ def _text(row: Sample) -> str:
     text = "  ".join(f"{k} {'invalid' if v is None else format(v, '.3g')}" for k, v in numbers.items())
     return (
         f"prompt {row['uid']} sample {row['sample']}  {text}  {row['length']} tokens, ended by {row['stop']}\n"
-        f"{_printable(row['prompt'])}\n{_written(row)}\n"
+        f"{_printable(_asked(row))}\n{_written(row)}\n"
         f"[answer {json.dumps(row['answer'])}, gold {json.dumps(row['gold'])}]"
     )
+
+
+def _asked(row: Sample) -> str:
+    """The prompt. Of an episode as the policy saw it, with the schemas of its tools; the middle of a long one is cut.
+
+    Example:
+      >>> _asked({"prompt": "2+3", "rendered_prompt": "x" * 1999 + "y" * 4000 + "z" * 1999})[1990:2040]
+      'xxxxxxxxxy\\n[3998 characters are left out]\\nyzzzzzzz'
+    """
+    text = row.get("rendered_prompt", row["prompt"])
+    if len(text) <= 2 * _SHOWN:
+        return text
+    return f"{text[:_SHOWN]}\n[{len(text) - 2 * _SHOWN} characters are left out]\n{text[-_SHOWN:]}"
 
 
 def _written(row: Sample) -> str:

@@ -51,7 +51,7 @@ def test_samples_are_episodes_whose_log_probs_are_the_trainer_s(recipe, tmp_path
         own, answered = s["turns"][::2], s["turns"][1::2]
         assert s["length"] == sum(s["sampled"][::2]) and len(s["ids"]) == sum(s["sampled"])
         assert s["completion"] == "\n".join(own).replace("<eos>", "").replace("<pad>", "")
-        assert all(a.isdigit() for a in answered)
+        assert all(a.isdigit() for a in answered) and s["prompt"] in s["rendered_prompt"]
         assert s["rewards"]["environment"] == len(own) - (len(own) == 4)  # the last turn is not played
         assert all(n <= 6 for n in s["sampled"][::2]) and all(n <= 4 for n in s["sampled"][1::2])
         assert s["calls"] == len(answered) or len(s["ids"]) > 24 or s["calls"] == len(answered) + 1

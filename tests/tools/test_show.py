@@ -68,3 +68,9 @@ def test_a_closed_pipe_ends_it_quietly(tmp_path):
     process.stderr.close()
     out = subprocess.run([*show[:-1], "1"], capture_output=True, text=True).stdout
     assert "\x1b" not in out and "\\x1b[2Jc" in out
+
+
+def test_an_episode_is_shown_with_the_prompt_that_the_policy_saw(tmp_path, capsys):
+    write(tmp_path, {1: [1]}, turns=["c"], sampled=[3], rendered_prompt='<tools>{"name": "add"}</tools> p')
+    assert cli.main(["show", str(tmp_path)]) == 0
+    assert '\n<tools>{"name": "add"}</tools> p\n>>> (3 tokens) c' in capsys.readouterr().out
