@@ -172,7 +172,7 @@ class Api:
         if not 1 <= n <= self.most:
             raise Refused(f"n={n}: here it must be between 1 and {self.most}", "n")
         shares = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
-        values = {key: float(_typed(body, key, (int, float), usual)) for key, usual in shares.items()}
+        values = {key: _number(body, key, usual) for key, usual in shares.items()}
         try:
             top_k = max(0, _typed(body, "top_k", (int,), 0))  # -1 is "all", as in vLLM
             draw = DrawConfig(top_k=0 if top_k >= len(self.engine.tokenizer) else top_k, **values)
@@ -260,7 +260,8 @@ class Api:
         )
 
     def _calls(self, answer: _Answer, body: Mapping[str, Any]) -> tuple[str | None, list[dict[str, Any]]]:
-        """The content of a message, and its tool calls. A call that cannot be made stays in the content as text."""
+        """The content of a message, and its tool calls, whose arguments have the schemas' types where they fit. If one
+        cannot be read, all stays in the content as text."""
         functions = [tool["function"] for tool in _tools(body)]
         schemas = {
             function["name"]: {**function, "parameters": function.get("parameters") or {}} for function in functions
@@ -269,9 +270,11 @@ class Api:
             return answer.text, []
         form = self._form()
         written = self.engine.tokenizer.decode(answer.tokens, skip_special_tokens=False)  # some are a call's markers
-        found = [tool_calls.check(call, schemas) for call in tool_calls.read(written, tool_calls.FORMATS[form])]
+        found = tool_calls.read(written, tool_calls.FORMATS[form])
         if not found or any(call.error is not None for call in found):
             return answer.text, []
+        # One that does not fit keeps its arguments as written: the agent's tool says what is wrong with them.
+        found = [tool_calls.check(call, schemas) for call in found]
         before = "" if form == "llama" else answer.text.partition("<tool_call>")[0].partition("<function=")[0].strip()
         return before or None, [
             {
@@ -349,6 +352,13 @@ def _message(message: Any) -> dict[str, Any]:
     return message
 
 
+def _number(body: Mapping[str, Any], name: str, default: float) -> float:
+    try:
+        return float(_typed(body, name, (int, float), default))
+    except OverflowError:
+        raise Refused(f"{name}={str(body[name])[:20]}... is too large", name) from None
+
+
 def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tools that a chat may call."""
     tools, choice = _typed(body, "tools", (list,), []), body.get("tool_choice")
@@ -358,7 +368,9 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Refused(f"tools: {tool!r:.60} is no function with a name", "tools")
-        if not isinstance(function.get("parameters") or {}, dict):
+        parameters = function.get("parameters") or {}
+        properties = parameters.get("properties", {}) if isinstance(parameters, dict) else None
+        if not isinstance(properties, dict) or not all(isinstance(schema, dict) for schema in properties.values()):
             raise Refused(f"tools: the parameters of {function['name']!r:.60} are no JSON schema", "tools")
     return [] if choice == "none" else tools
 

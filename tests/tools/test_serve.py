@@ -165,7 +165,8 @@ HERMES = """{% for t in tools or [] %}{{ t.function.name }} {% endfor %}
     [
         ('Well.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "Well.", [{"a": 1}]),
         ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' * 2, None, [{"a": 1}] * 2),
-        ('<tool_call>{"name": "add", "arguments": {"a": "x"}}</tool_call>', "as it is", None),
+        ('<tool_call>{"name": "add", "arguments": {"a": "x"}}</tool_call>', None, [{"a": "x"}]),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1}', "as it is", None),
         ("1 + 2 = 3", "as it is", None),
     ],
 )
@@ -201,6 +202,7 @@ def test_tool_calls_are_read_from_the_text(tokenizer, text, content, arguments):
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"n": 0}, "n"),
         ({"n": True}, "n"),
@@ -211,6 +213,7 @@ def test_tool_calls_are_read_from_the_text(tokenizer, text, content, arguments):
         ({"tools": [{"name": "add"}]}, "tools"),
         ({"tools": [{"function": {"name": 5}}]}, "tools"),
         ({"tools": [{"function": {"name": "a", "parameters": 5}}]}, "tools"),
+        ({"tools": [{"function": {"name": "a", "parameters": {"properties": {"b": 5}}}}]}, "tools"),
         ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages"),
         ({"top_logprobs": 5}, "top_logprobs"),
         ({"chat_template_kwargs": {"made_up": 1}}, "chat_template_kwargs"),
