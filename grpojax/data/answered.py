@@ -32,13 +32,14 @@ class AnsweredConfig:
     """Where answered questions come from, and how they are tokenised.
 
     A row for ``grpojax sft`` has ``messages``, a chat that ends with the assistant's message, which is learned. So are
-    its earlier ones since the last message of the user's, which call tools in their text; messages of role ``tool``
-    between them are context. Or the row has ``prompt``, a text or a chat, and ``completion``. A row for ``grpojax dpo``
-    has the question as ``messages`` or ``prompt``, and ``chosen`` and ``rejected``, each a text or a list with the
-    assistant's one message. Or ``chosen`` and ``rejected`` are whole chats that differ only in the last message.
-    `grpojax.data.chats` has the forms of chats. ``tools`` may have the tools that the prompt shows, as a list of JSON
-    schemas. Other columns are not read. If a source has none of these columns, ``conversations`` is read as
-    ``messages``, and ``question`` and ``answer`` or ``problem`` and ``solution`` as ``prompt`` and ``completion``.
+    its earlier ones since the last message of the user's. They call tools in their text, or by ``tool_calls``, which
+    the chat template writes; messages of role ``tool`` between them are context. Or the row has ``prompt``, a text or a
+    chat, and ``completion``. A row for ``grpojax dpo`` has the question as ``messages`` or ``prompt``, and ``chosen``
+    and ``rejected``, each a text or a list with the assistant's one message. Or ``chosen`` and ``rejected`` are whole
+    chats that differ only in the last message. `grpojax.data.chats` has the forms of chats. ``tools`` may have the
+    tools that the prompt shows, as a list of JSON schemas. Other columns are not read. If a source has none of these
+    columns, ``conversations`` is read as ``messages``, and ``question`` and ``answer`` or ``problem`` and ``solution``
+    as ``prompt`` and ``completion``.
 
     Attributes:
       train: a path as in `grpojax.data.SourceConfig`, a source, or a list of them.
@@ -155,7 +156,7 @@ class Answers:
 
 
 # An answer: its text, or the messages of an episode, from the assistant's first to its last.
-Answer = str | Sequence[Mapping[str, str]]
+Answer = str | Sequence[Mapping[str, Any]]
 
 
 def read_answer(row: Mapping[str, Any]) -> tuple[Question, tuple[Answer, ...]]:
@@ -178,7 +179,7 @@ def read_answer(row: Mapping[str, Any]) -> tuple[Question, tuple[Answer, ...]]:
     if asked == len(chat):
         raise UserError(f"column 'messages' ends with the {chat[-1]['role']}'s message; the assistant's must follow")
     question, answer = question_in(chat[:asked], "messages"), chat[asked:]
-    if len(answer) == 1:
+    if len(answer) == 1 and "tool_calls" not in answer[0]:
         return question, (_answer({"messages": answer}, "messages"),)
     roles = [m["role"] for m in answer]
     if "tool" in (roles[0], roles[-1]) or any(a == b == "assistant" for a, b in itertools.pairwise(roles)):
@@ -217,7 +218,7 @@ def read_pair(row: Mapping[str, Any]) -> tuple[Question, tuple[str, ...]]:
     return question, (chosen, rejected)
 
 
-def _side(row: Mapping[str, Any], column: str) -> list[dict[str, str]] | None:
+def _side(row: Mapping[str, Any], column: str) -> list[dict[str, Any]] | None:
     """The chat in a side of a pair; None where it is a text."""
     value = row.get(column)
     dialog = dialog_in(value)
@@ -226,7 +227,7 @@ def _side(row: Mapping[str, Any], column: str) -> list[dict[str, str]] | None:
     return chat_in(value, column) if dialog is None else dialog
 
 
-def _common(chosen: Sequence[Mapping[str, str]], rejected: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
+def _common(chosen: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """What two chats have in common, which must be all but the last message of each."""
     begin = chosen[:-1]
     if rejected[:-1] != begin:
@@ -238,7 +239,7 @@ def _common(chosen: Sequence[Mapping[str, str]], rejected: Sequence[Mapping[str,
     return begin
 
 
-def _is_question(begin: Sequence[Mapping[str, str]], given: Any, column: str) -> bool:
+def _is_question(begin: Sequence[Mapping[str, Any]], given: Any, column: str) -> bool:
     """Whether a chat is the question that a row has besides, which may lack the system's message."""
     chat = dialog_in(given) or chat_in(given, column) or [{"role": "user", "content": str(given)}]
     if chat[-1] == {"role": "assistant", "content": ""}:
@@ -253,6 +254,8 @@ def _answer(row: Mapping[str, Any], column: str) -> str:
     if chat is not None:
         if (roles := [m["role"] for m in chat]) != ["assistant"]:
             raise UserError(f"column {column!r}: expected one message of the assistant's, got roles {roles!r:.80}")
+        if "tool_calls" in chat[0]:
+            raise UserError(f"column {column!r}: a tool call is not read here; write it as text into the content")
         value = chat[0]["content"]
     if not isinstance(value, str):
         raise UserError(f"column {column!r} has no text for the answer, but {value!r:.60}; it has {sorted(row)}"[:400])
@@ -407,7 +410,7 @@ def _turns(answer: Answer, ids: Sequence[int], tokenize: Tokenize, end: int) -> 
             turns.append(tokenize.after_turn([*group], end))
             continue
         (message,) = group
-        text = tokenize.answer(ids, message["content"])
+        text = tokenize.answer(ids, tokenize.turn(message))
         if not text.strip():
             raise UserError("has an answer with no text besides the end of the prompt")
         turns.append([*tokenize.tokenizer.encode(text, add_special_tokens=False), end])

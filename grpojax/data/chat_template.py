@@ -16,6 +16,8 @@ Messages = Sequence[Mapping[str, Any]]
 _ASKED, _REPLIED = "question-1", "answer-1"
 _OTHER_TEMPLATE = "give the model's folder a chat template that keeps earlier messages, or set data.template=plain"
 
+NO_CALLS = "the chat template writes no tool calls: write the call as text into the message's content"
+
 # What a template gets without being asked.
 _GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 
@@ -95,6 +97,7 @@ class ChatTemplate:
       markers: special tokens that it writes around messages.
       opening: what it writes between a question and its answer, without ``tail``; empty where that cannot be found.
       shows_tools: whether it reads ``tools``.
+      writes_calls: whether it reads ``tool_calls`` of a message.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class ChatTemplate:
             self._more |= {"chat_template": _FIXED_DAY + str(text), "grpojax_day": _written(day)}
         elif day is not None:
             raise UserError(f"data.today={day}: the chat template writes no date; leave it out")
-        self.shows_tools = "tools" in reads
+        self.shows_tools, self.writes_calls = "tools" in reads, "tool_calls" in str(text)
         if tools and self.shows_tools:
             self._more["tools"] = list(tools)
         self.opening, self.tail = _between(self.render)
@@ -131,6 +134,24 @@ class ChatTemplate:
         ``tools`` take the place of those among its variables."""
         more = self._more if tools is None else {**self._more, "tools": list(tools)}
         return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ready, **more)
+
+    def turn(self, message: Mapping[str, Any]) -> str:
+        """What the template writes for a message of the assistant's that calls tools, without what stands around it.
+
+        Raises:
+          UserError: the template writes no calls, or not in the place of an answer.
+        """
+        asked = [{"role": "user", "content": _ASKED}]
+        try:
+            head, whole = self.render(asked).removesuffix(self.tail), self.render([*asked, message], ready=False)
+        except Exception as e:  # whatever a template raises
+            raise UserError(f"the chat template refuses a tool call: {' '.join(str(e).split())[:200]}") from None
+        end = self._around_answer([])[1]
+        text = whole[len(head) :].removesuffix(end)
+        names = [call["function"]["name"] for call in message["tool_calls"]]
+        if not (whole.startswith(head) and whole.endswith(end) and all(name in text for name in names)):
+            raise UserError(NO_CALLS)
+        return text
 
     def after_turn(self, messages: Sequence[Mapping[str, Any]], end: str = "") -> str:
         """What the template writes after a turn of the assistant: the rest of its end, some messages, and the opening

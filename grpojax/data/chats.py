@@ -13,8 +13,10 @@ from typing import Any
 from grpojax.data.texts import halved, lost_backslash
 from grpojax.host.errors import UserError
 
+# A message: role and content; of a tool perhaps its name, and of the assistant perhaps ``tool_calls``.
+Message = dict[str, Any]
 # A question as text, or as the messages of a chat so far: [{"role": "user", "content": "..."}].
-Question = str | Sequence[Mapping[str, str]]
+Question = str | Sequence[Mapping[str, Any]]
 
 _KEYS = (("role", "content"), ("from", "value"), ("role", "value"), ("from", "content"))
 _ROLES = {
@@ -74,14 +76,14 @@ def _written(text: str) -> list[Any] | None:
     return None
 
 
-def chat_in(value: Any, column: str) -> list[dict[str, str]] | None:
-    """A chat as a list of role and content; None where the value is no chat.
+def chat_in(value: Any, column: str) -> list[Message] | None:
+    """A chat as a list of messages; None where the value is no chat.
 
     A message without content that is the system's is left out. The role ``developer`` of a first message is the
     system's.
 
     Raises:
-      UserError: there is something in it that no model here reads: images, tool calls, contents that are no text.
+      UserError: there is something in it that no model here reads: images, contents that are no text, calls of no form.
     """
     messages = messages_of(value)
     if messages is None:
@@ -93,7 +95,7 @@ def chat_in(value: Any, column: str) -> list[dict[str, str]] | None:
     return chat
 
 
-def _message(message: Any, column: str) -> dict[str, str] | None:
+def _message(message: Any, column: str) -> Message | None:
     keys = None
     if isinstance(message, Mapping):
         keys = next((k for k in _KEYS if isinstance(message.get(k[0]), str) and k[1] in message), None)
@@ -104,17 +106,42 @@ def _message(message: Any, column: str) -> dict[str, str] | None:
     role = _ROLES.get(named.lower(), named.lower() if named.lower() in ("user", "assistant", "system") else named)
     used = {name for name, part in message.items() if part not in (None, [], {}, "")} - set(keys)
     name = {"name": str(message["name"])} if role == "tool" and "name" in used else {}
-    used -= name.keys()
-    if role == "tool_calls" or used & {"tool_calls", "function_call"}:
-        raise UserError(
-            f"column {column!r} has a message with a tool call, which is not read here; write it as text into the "
-            "content"
+    calls = {}
+    if role == "tool_calls":
+        role, content, calls = "assistant", "", {"tool_calls": _calls(content, column)}
+    elif role == "assistant" and used & {"tool_calls", "function_call"}:
+        content, calls = (
+            content or "",
+            {"tool_calls": _calls(message.get("tool_calls") or message["function_call"], column)},
         )
+        used -= {"tool_calls", "function_call"}
+    used -= name.keys()
     if used:
         raise UserError(f"column {column!r} has a message of more than role and text: {message!r:.60}")
     if content is None and role == "system":
         return None
-    return {"role": role, "content": _content(content, column), **name}
+    return {"role": role, "content": _content(content, column), **name, **calls}
+
+
+def _calls(value: Any, column: str) -> list[dict[str, Any]]:
+    """Tool calls in the form that chat templates read, arguments as a mapping. They may be a list or only one, as JSON
+    or not, and each in OpenAI's form or a name with arguments."""
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+        calls = []
+        for call in [given] if isinstance(given, Mapping) else given:
+            function = call.get("function", call)
+            name, arguments = function["name"], function["arguments"]
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            if not isinstance(name, str) or not isinstance(arguments, Mapping):
+                raise TypeError
+            calls.append({"type": "function", "function": {"name": name, "arguments": dict(arguments)}})
+        return calls
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise UserError(
+            f"column {column!r} has {value!r:.60} as a tool call; a call has a name, and its arguments as a mapping or "
+            "as JSON"
+        ) from None
 
 
 def _content(content: Any, column: str) -> str:
@@ -179,7 +206,7 @@ def question_in(value: Any, column: str) -> Question:
     return chat[0]["content"] if len(chat) == 1 else chat
 
 
-def dialog_in(text: Any) -> list[dict[str, str]] | None:
+def dialog_in(text: Any) -> list[Message] | None:
     r"""The chat in a text of the form ``"\n\nHuman: Hi\n\nAssistant: Hello"``; None where it has another.
 
     >>> dialog_in("\n\nHuman: Hi\n\nAssistant: Hello")

@@ -7,7 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpojax.data.chat_template import ChatTemplate, after_reasoning, last_tags, special_texts, without_opening
+from grpojax.data.chat_template import (
+    NO_CALLS,
+    ChatTemplate,
+    after_reasoning,
+    last_tags,
+    special_texts,
+    without_opening,
+)
 from grpojax.data.chats import Question
 from grpojax.data.problems import DataConfig, Example
 from grpojax.host.console import log
@@ -165,6 +172,8 @@ class Tokenize:
             ) from None
         for message in messages:
             content = message["content"].strip()
+            if "tool_calls" in message and not self._template.writes_calls:
+                raise UserError(NO_CALLS)
             if content in text:
                 continue
             if message["role"] == "assistant" and after_reasoning(content) in text:
@@ -223,6 +232,14 @@ class Tokenize:
     def answer(self, prompt: Sequence[int], text: str) -> str:
         """An answer to learn, without the beginning that its prompt ends with already."""
         return without_opening(text, self.tail(prompt))
+
+    def turn(self, message: Mapping[str, Any]) -> str:
+        """The text of a message of the assistant's, with its tool calls as the chat template writes them."""
+        if "tool_calls" not in message:
+            return message["content"]
+        if self._template is None:
+            raise UserError(NO_CALLS)
+        return self._template.turn(message)
 
     def after_turn(
         self, messages: Sequence[Mapping[str, Any]], end: int | None, *, most: int | None = None

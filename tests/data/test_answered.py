@@ -75,14 +75,20 @@ def test_an_episode_has_the_tokens_of_one_that_was_played(tmp_path):
     row = chat("What is 12 * 34?", call, "408", " Answer: 408", roles=("user", "assistant", "tool", "assistant"))
     row["messages"][2]["name"] = "calculate"
     tool = {"type": "function", "function": {"name": "calculate", "parameters": {}}}
+    asked, _, *rest = row["messages"]
+    function = {"name": "calculate", "arguments": {"expression": "12 * 34"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
+    sharegpt = {"role": "function_call", "content": json.dumps(function)}
     rows = [row | {"tools": [tool]}, row | {"tools": json.dumps([tool])}, row | {"tools": None}]
+    rows += [{"messages": [asked, call, *rest]} for call in (called, sharegpt)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = data.AnsweredConfig(train=str(tmp_path / "rows.jsonl"))
     loaded = data.load_answered(
         config.train, data.Tokenize(tokenizer, config.questions()), config, data.read_answer, end=tokenizer.eos_token_id
     )
-    listed, written, bare = loaded.kept
+    listed, written, bare, *structured = loaded.kept
     assert listed.ids == written.ids and listed.completions == written.completions == bare.completions
+    assert [(e.ids, e.completions, e.turns) for e in structured] == [(bare.ids, bare.completions, bare.turns)] * 2
     question = "<|user|>What is 12 * 34?<|end|><|assistant|>"
     shown = [tokenizer.decode(e.ids) for e in (listed, bare)]
     assert shown == [f"<|system|>tools: calculate<|end|>{question}", question]
