@@ -264,7 +264,8 @@ class Playing:
             self._chats[at].append({"role": "assistant", "content": text})
             too_long = not out.stopped[at] and out.lengths[at] == out.tokens.shape[-1]
             if self._counts["turns"][at] < self._players.config.max_turns and not too_long:
-                turns[at] = text
+                before = [*self.problems[at[0]].ids, *out.tokens[at][: self._begins[at]].tolist()]
+                turns[at] = self._players.tokenize.tail(before) + text  # such as <think>: no call is read in reasoning
         self._drawn, self._waiting = set(), self._waiting | set(turns)
         mine = {self._episodes[at]: text for at, text in turns.items() if at in self._mine}
         if mine:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import time
 import zlib
 
@@ -275,6 +276,24 @@ def test_prompts_show_the_tools_of_their_own_row(recipe, tmp_path, monkeypatch):
         assert {p.columns["environment"] for p in problems} == {"a", "b"}
         for p in problems:
             assert p.ids == of[p.columns["environment"]](p.columns["question"] + more)
+
+
+def test_an_environment_reads_a_turn_with_what_the_template_began(recipe, tmp_path, monkeypatch):
+    read = []
+    fake = Fake()
+    play = fake.play
+    fake.play = lambda turns: (read.extend(turns.values()), play(turns))
+    monkeypatch.setattr(Tokenize, "tail", lambda self, ids: f"<think>{len(ids)} ")
+    trainer = played(monkeypatch, recipe, tmp_path / "run", "train.steps=1", fake=fake)
+    prompts = []
+    trainer.on_step = lambda problems, rollout: prompts.extend(len(p.ids) for p in problems)
+    assert trainer.run()
+    before = [int(re.match(r"<think>(\d+) ", text)[1]) for text in read]
+    first = len(prompts) * trainer.config.rollout.group
+    assert sorted(before[:first]) == sorted(prompts * trainer.config.rollout.group)
+    assert len(before) > first and min(before[first:]) > min(prompts)
+    (_, samples) = read_samples(tmp_path / "run", 1)
+    assert not any("<think>" in text for s in samples for text in s["turns"])
 
 
 @pytest.mark.parametrize(
