@@ -1,6 +1,7 @@
 """Environments for the tests of episodes: what they answer follows from the turn's text only."""
 
 import os
+import random
 import time
 import zlib
 
@@ -142,6 +143,23 @@ class SlowAndRandom(Slow):
             text: any
         """
         return super().number(f"{text}{os.urandom(4)}")
+
+
+class LateAndCrashes(Echo):
+    """Takes a random time, and for one text of four its worker with it. That its answers repeat is not stated."""
+
+    deterministic = False
+
+    def number(self, text: str) -> str:
+        """A number of a text.
+
+        Args:
+            text: any
+        """
+        time.sleep(random.random() / 10)
+        if zlib.crc32(text.encode()) % 4 == 0:
+            os._exit(1)
+        return super().number(text)
 
 
 def calls_in(text):

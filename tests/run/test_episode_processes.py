@@ -100,14 +100,17 @@ def test_open_episodes_of_a_class_that_states_nothing_are_drawn_again_after_a_ki
 
 
 @pytest.mark.exhaustive("run/test_episodes.py::test_it_makes_no_difference_when_answers_come")
-@pytest.mark.parametrize("prompts", [4, 1])
-def test_two_processes_play_the_episodes_of_one(recipe, tmp_path, prompts):
-    """Each drives the environments of its own prompts, of which it may have none, and they exchange the answers."""
-    how = *OVERRIDES, "mesh.fsdp=2", "optimizer={learning_rate: 1.0e-3, eps: 1.0e-3}", f"rollout.prompts={prompts}"
+@pytest.mark.parametrize(("name", "prompts"), [("Echo", 4), ("Echo", 1), ("LateAndCrashes", 4)])
+def test_two_processes_play_the_episodes_of_one(recipe, tmp_path, name, prompts):
+    """Each drives the environments of its own prompts, of which it may have none, and they exchange the answers. Where
+    an instance takes its worker with it, others begin again, and those of the other process do not."""
+    how = *of(name), "mesh.fsdp=2", "optimizer={learning_rate: 1.0e-3, eps: 1.0e-3}", f"rollout.prompts={prompts}"
     said = together(["train", recipe, f"run.dir={tmp_path / 'two'}", *how], processes=2, devices=1)
     assert all(lines[-1] == "status 0" for of_one in said for lines in of_one), said
     train(recipe, tmp_path / "one", *how, devices=2)
     two, one = numbers(tmp_path / "two"), numbers(tmp_path / "one")
     assert len(two) == len(one) >= 2
+    again = [[line.pop("episode/redrawn/neighbour", 0) for line in lines] for lines in (two, one)]
+    assert all(map(any, again)) == (name == "LateAndCrashes")
     for got, want in zip(two, one, strict=True):
         assert got == pytest.approx(want, rel=1e-6, abs=1e-6)
