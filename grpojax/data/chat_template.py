@@ -1,6 +1,7 @@
 """The variables that a chat template reads, and the text that it writes around messages."""
 
 import contextlib
+import copy
 import datetime
 import os
 import re
@@ -17,6 +18,8 @@ _ASKED, _REPLIED = "question-1", "answer-1"
 _OTHER_TEMPLATE = "give the model's folder a chat template that keeps earlier messages, or set data.template=plain"
 
 NO_CALLS = "the chat template writes no tool calls: write the call as text into the message's content"
+
+_NO_REASONING = re.compile(r"\A\s*<think>\s*</think>\s*")
 
 # What a template gets without being asked.
 _GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
@@ -135,6 +138,13 @@ class ChatTemplate:
         more = self._more if tools is None else {**self._more, "tools": list(tools)}
         return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ready, **more)
 
+    def showing(self, tools: Sequence[Mapping[str, Any]]) -> "ChatTemplate":
+        """The same with these tools, where it shows any."""
+        made = copy.copy(self)
+        if self.shows_tools:
+            made._more = {**self._more, "tools": list(tools)}
+        return made
+
     def turn(self, message: Mapping[str, Any]) -> str:
         """What the template writes for a message of the assistant's that calls tools, without what stands around it.
 
@@ -151,7 +161,7 @@ class ChatTemplate:
         names = [call["function"]["name"] for call in message["tool_calls"]]
         if not (whole.startswith(head) and whole.endswith(end) and all(name in text for name in names)):
             raise UserError(NO_CALLS)
-        return text
+        return _NO_REASONING.sub("", text)  # some write it for a message without reasoning
 
     def after_turn(self, messages: Sequence[Mapping[str, Any]], end: str = "") -> str:
         """What the template writes after a turn of the assistant: the rest of its end, some messages, and the opening

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -95,7 +94,8 @@ class Tokenize:
                 remedy = "put the text into data.instruction" if name == "system" else "leave it out"
                 raise UserError(f"data.{name} needs a chat template; {remedy} or use data.template=chat")
         self._template: ChatTemplate | None = None
-        self._of_choice, self._of_tools = dict[str, Tokenize](), dict[str, Tokenize]()
+        self._of_choice: dict[str, Tokenize] = {}
+        self._goes_on = False  # whether the template is known to go on after a tool's answer
         if self.chat:
             named = {name: schemas for name, schemas in (tools or {}).items() if name is not None}
             self._template = self._showing((tools or {}).get(None, ()), played=tools is not None and not named)
@@ -106,8 +106,8 @@ class Tokenize:
         template = ChatTemplate(self.tokenizer, self.config.template_options, self.config.today, tools)
         if played:
             template.check_turns()
-        if tools and not template.shows_tools:
-            self._note("tools", "the chat template shows no tools to the policy: data.system can name them")
+        if tools:
+            self._note_tools(template)
         return template
 
     def _with(self, name: str, tools: Sequence[Mapping[str, Any]]) -> "Tokenize":
@@ -129,17 +129,22 @@ class Tokenize:
         Raises:
           UserError: the template cannot go on after a tool's answer, or there are tools and no chat template.
         """
-        if not (tools or played):
+        template = self._template
+        if played and template is not None and not self._goes_on:
+            template.check_turns()
+            self._goes_on = True
+        if not tools:
             return self
-        key = json.dumps([list(tools), played])
-        if key not in self._of_tools:
-            if self._template is None and tools:
-                raise UserError("column 'tools': prompts show tools by a chat template, and there is none")
-            made = copy.copy(self)
-            if self._template is not None:
-                made._template = self._showing(tools, played=played)
-            self._of_tools[key] = made
-        return self._of_tools[key]
+        if template is None:
+            raise UserError("column 'tools': prompts show tools by a chat template, and there is none")
+        self._note_tools(template)
+        made = copy.copy(self)
+        made._template = template.showing(tools)
+        return made
+
+    def _note_tools(self, template: ChatTemplate) -> None:
+        if not template.shows_tools:
+            self._note("tools", "the chat template shows no tools to the policy: data.system can name them")
 
     def of_row(self, columns: Mapping[str, Any]) -> "Tokenize":
         """The same for the prompt of a row with these columns, which shows the tools of the row's environment.

@@ -92,6 +92,10 @@ def test_an_episode_has_the_tokens_of_one_that_was_played(tmp_path):
     question = "<|user|>What is 12 * 34?<|end|><|assistant|>"
     shown = [tokenizer.decode(e.ids) for e in (listed, bare)]
     assert shown == [f"<|system|>tools: calculate<|end|>{question}", question]
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{- '<tool_call>", "{{- '<think></think><tool_call>")
+    tokenize = data.Tokenize(tokenizer, config.questions())
+    without = data.load_answered(config.train, tokenize, config, data.read_answer, end=tokenizer.eos_token_id)
+    assert [e.completions for e in without.kept] == [bare.completions] * 5
     ids, (turns,) = listed.completions[0], listed.turns
     begins = [0, *itertools.accumulate(turns)]
     read = [tokenizer.decode(ids[a:b]) for a, b in itertools.pairwise(begins)]
