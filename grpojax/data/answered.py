@@ -98,8 +98,8 @@ class Answered:
       uid: its number in the list that it stands in.
       ids: tokens of the prompt.
       completions: tokens of each completion.
-      turns: for each completion the numbers of tokens of the assistant's turns and of the tools' answers, by turns. The
-        former are learned.
+      turns: for each completion the numbers of tokens of its parts, in order: a turn of the assistant's, which is
+        learned, what tools answered, which is not, the next turn, and so on.
       source: number of its source.
       content: that of a made problem, `grpojax.data.SourceConfig.content`.
     """
@@ -382,12 +382,12 @@ def load_answered(
     )
 
 
-Many = tuple[tuple[int, ...], ...]
+_Lists = tuple[tuple[int, ...], ...]  # of tokens, or of numbers of tokens, for each answer
 
 
 def _encode(
     question: Question, answers: Sequence[Answer], tokenize: Tokenize, end: int
-) -> tuple[tuple[int, ...], Many, Many]:
+) -> tuple[tuple[int, ...], _Lists, _Lists]:
     """The tokens of the question and of each answer, and the lengths of each answer's turns (`Answered`)."""
     ids = tokenize(question)
     if not ids:
@@ -401,8 +401,8 @@ def _encode(
 
 
 def _turns(answer: Answer, ids: Sequence[int], tokenize: Tokenize, end: int) -> list[list[int]]:
-    """The tokens of an answer's turns, those of the assistant and those of tools by turns, as an episode would have
-    them: an answer of a tool is what the chat template writes between two turns."""
+    """The tokens of an answer's parts, as an episode would have them: turns of the assistant's, and between two turns
+    what the chat template writes for the tools' answers."""
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
     turns = list[list[int]]()
     for of_tools, group in itertools.groupby(messages, lambda m: m["role"] == "tool"):

@@ -96,6 +96,11 @@ def test_an_episode_has_the_tokens_of_one_that_was_played(tmp_path):
     tokenize = data.Tokenize(tokenizer, config.questions())
     without = data.load_answered(config.train, tokenize, config, data.read_answer, end=tokenizer.eos_token_id)
     assert [e.completions for e in without.kept] == [bare.completions] * 5
+    some = "in messages if message.role != 'tool' -%}"
+    tokenizer.chat_template = tokenizer.chat_template.replace("in messages -%}", some)
+    with pytest.raises(UserError, match="rows.jsonl:1: the chat template does not write a tool's answer"):
+        tokenize = data.Tokenize(tokenizer, config.questions())
+        data.load_answered(config.train, tokenize, config, data.read_answer, end=tokenizer.eos_token_id)
     ids, (turns,) = listed.completions[0], listed.turns
     begins = [0, *itertools.accumulate(turns)]
     read = [tokenizer.decode(ids[a:b]) for a, b in itertools.pairwise(begins)]
