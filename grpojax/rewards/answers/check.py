@@ -4,11 +4,11 @@ import re
 
 from grpojax.host.errors import UserError
 from grpojax.rewards import pool, sandbox
-from grpojax.rewards.answers import values
-from grpojax.rewards.answers.equality import compare, is_prose, split_unit
+from grpojax.rewards.answers import units, values
+from grpojax.rewards.answers.equality import compare, is_prose
 from grpojax.rewards.answers.extract import BOX, MARKERS, extract_answer
 from grpojax.rewards.answers.mathematics import math_equal, math_parses
-from grpojax.rewards.answers.spelling import clean, normal_form, number
+from grpojax.rewards.answers.spelling import normal_form, number
 
 # What tables and programs write where there is no answer, and what solutions write in place of one.
 _NONE = re.compile(
@@ -32,7 +32,7 @@ def check_gold(gold: str) -> None:
 
 
 def _is_readable(gold: str) -> bool:
-    return values.is_readable(split_unit(clean(gold))[0]) or bool(_bounded("math_parses", gold))
+    return values.is_readable(units.split(gold)[0]) or bool(_bounded("math_parses", gold))
 
 
 def check_answer(completion: str, gold: str, *, marker: str | None = None) -> bool:

@@ -4,9 +4,8 @@ import itertools
 import re
 from fractions import Fraction
 
-from grpojax.rewards.answers import values
+from grpojax.rewards.answers import units, values
 from grpojax.rewards.answers.spelling import (
-    MONEY,
     clean,
     longest,
     normal_form,
@@ -17,44 +16,6 @@ from grpojax.rewards.answers.spelling import (
 )
 
 _INTEGER = re.compile(r"-?[0-9]+")
-# All before the first letter, with a digit in it; then the unit.
-_UNIT = re.compile(
-    r"(?=.*?(?:[0-9]|\\pi))"
-    r"((?:[^a-z\\°]|\\frac)*|(?:[^a-z\\°]|\\(?:frac|sqrt|pi|cdot|times)(?![a-z]))*(?=(?<= )[a-z](?:[a-z]|/)))"
-    r"(?:(?<= )([a-z]{3,}(?:[ /][a-z]+)*(?:\^[23])?)"
-    r"|((?:[cmk]?m|[km]?g|ml|lbs?|oz|ft|mph|hrs?|[ap]m|th|st|nd|rd)(?:/[a-z]+)?(?:\^[23])?)|(°) ?[cf]?)",
-    re.IGNORECASE,
-)
-_UNITS = {
-    "usd": "dollar",
-    "eur": "euro",
-    "gbp": "lb",
-    "°": "degree",
-    **{f"{name}{power}": f"{short}{power}"
-       for power in ("", "^2", "^3")
-       for name, short in {
-           "meter": "m", "metre": "m", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm", "millimetre": "mm",
-           "kilometer": "km", "kilometre": "km", "feet": "ft", "foot": "ft", "inche": "inch", "gram": "g",
-           "kilogram": "kg", "pound": "lb", "ounce": "oz", "hour": "hr", "h": "hr", "minute": "min", "second": "sec",
-           "liter": "litre",
-       }.items()},
-}  # fmt: skip
-_KNOWN = re.compile(
-    "(?:sq|square|cu|cubic|units?|degrees?|dollars?|cents?|percent|miles?|yards?|days?|weeks?|months?|years?|acres?|gallons?|cups?|[a-z]{4,}|"
-    + "|".join(f"{name}s?" for name in (*_UNITS, *_UNITS.values())).replace("^", r"\^")
-    + r")\b"
-)
-_CURRENCIES = {"$": "dollar", "€": "euro", "£": "lb"}
-# Words after a number that make another one of it: with them it has no unit.
-_FACTORS = re.compile(
-    r"\b(one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|zero|[a-z]+teen"
-    r"|(twen|thir|for|fif|six|seven|eigh|nine)ty|dozens?|scores?|gross|grand|lakh|crore|mil|(hundred|thousand|[mbtr]+illion)s?|hal(f|ves)|thirds?|quarters?"
-    r"|(four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|(twen|thir|for|fif|six|seven|eigh|nine)tie|hundred"
-    r"|thousand|[mbtr]+illion)ths?"
-    r"|squared|cubed|factorial|roots? of|power|plus|minus|times (as|[b-z])|over [a-z]+|divided|choose|mod|point|than"
-    r"|negative|inverse|repeating|recurring|remainder|or|and"
-    r"|(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|sqrt) [a-z]+)\b"
-)
 NAMES = "arcsin|arccos|arctan|sinh|cosh|tanh|floor|ceil|sin|cos|tan|cot|sec|csc|log|exp|sqrt|frac|infty|pi|cup|cap"
 # What no equation has at its top level, and what is no name of a quantity.
 _NO_EQUATION = re.compile(r"[,;<>|]|\b(or|and)\b|\\(q?quad|[lgn]eq?|vee|lor|wedge|land|in)(?![a-z])")
@@ -69,7 +30,7 @@ def compare(given: str, gold: str) -> bool | None:
     """
     if len(given) > longest(gold):
         return False
-    if same_spelling(given, gold) or _decimal_comma(given, gold):
+    if same_spelling(given, gold) and not _other_case(given, gold) or _decimal_comma(given, gold):
         return True
     if not normal_form(given) or not normal_form(gold):
         return False
@@ -77,6 +38,14 @@ def compare(given: str, gold: str) -> bool | None:
         return False
     known = [decided(*pair) for pair in pairs]
     return False if False in known else None if None in known else True
+
+
+def _other_case(given: str, gold: str) -> bool:
+    """Whether two answers of one spelling have units that only capitals tell apart: ``3 mW``, ``3 MW``."""
+    if given == gold:
+        return False
+    unit, gold_unit = (units.split(_sides(text)[-1])[1] for text in (given, gold))
+    return unit.differs(gold_unit)
 
 
 def _decimal_comma(given: str, gold: str) -> bool:
@@ -177,9 +146,10 @@ def _is_symbolic(text: str) -> bool:
 
 def decided(given: str, gold: str) -> bool | None:
     """Whether the two of a claim are the same by units, numbers, words and values; None where those decide nothing."""
-    (a, unit), (b, gold_unit) = _measure(given), _measure(gold)
-    if _other_unit(unit, gold_unit):
+    (given, unit), (gold, gold_unit) = units.split(given), units.split(gold)
+    if unit.differs(gold_unit):
         return False
+    a, b = normal_form(given), normal_form(gold)
     if _INTEGER.fullmatch(a) and _INTEGER.fullmatch(b):
         return a == b
     x, y = number(a.removesuffix("%")), number(b.removesuffix("%"))
@@ -192,14 +162,7 @@ def decided(given: str, gold: str) -> bool | None:
         return False
     if ":" in a + b and (known := _clocks(a, b)) is not None:
         return known
-    return values.same(*(split_unit(clean(text))[0].removesuffix("%") for text in (given, gold)))
-
-
-def _other_unit(unit: list[str], gold_unit: list[str]) -> bool:
-    """Whether two units differ. An answer may leave its unit out, and money what it is paid for: ``$18 per hour``."""
-    if unit and gold_unit and unit[0] not in _CURRENCIES.values() and ("per" in unit) != ("per" in gold_unit):
-        return True
-    return any(x != y for x, y in zip(unit, gold_unit, strict=False))
+    return values.same(given.removesuffix("%"), gold.removesuffix("%"))
 
 
 def _close(a: str, x: Fraction, b: str, y: Fraction, scale: Fraction) -> bool:
@@ -232,29 +195,6 @@ def _clocks(a: str, b: str) -> bool | None:
     return quotients[0] == quotients[1]
 
 
-def _measure(answer: str) -> tuple[str, list[str]]:
-    """The `normal_form` without a unit, and the words of that in the singular."""
-    text, words = split_unit(MONEY.sub("", clean(answer)).lower())
-    text = normal_form(text)
-    words = re.sub(r"\b(?:sq|square) (\w+)", r"\1^2", re.sub(r"\b(?:cu|cubic) (\w+)", r"\1^3", words))
-    unit = [_UNITS.get(w, w) for w in re.sub(r"(?<=[a-z]{2})s\b", "", words).replace("/", " per ").split()]
-    if money := MONEY.search(unwrapped(answer)):
-        name = _CURRENCIES[money[0][0]]
-        unit = unit if unit[:1] == [name] else [name, *unit]
-    return text, unit
-
-
-def split_unit(text: str) -> tuple[str, str]:
-    """A number and the unit after it; the text and "" where it is something else."""
-    m = _UNIT.fullmatch(text)
-    if not m or _FACTORS.search(m[2] or ""):
-        return text, ""
-    unit = m[2] or m[3] or m[4]
-    if "\\" in m[1] and m[2] and not _KNOWN.match(unit.lower()):  # \frac{1}{2} abc is a product
-        return text, ""
-    return m[1].rstrip(" "), unit
-
-
 def ballot(answer: str) -> str:
     r"""One spelling of answers that are the same as numbers, whatever the gold answer is: no unit, no ``x =``.
 
@@ -262,7 +202,7 @@ def ballot(answer: str) -> str:
     ['72', '72', '72', '25/2', '25/2', '25/2%']
     """
     *others, last = _sides(answer)
-    text = _measure(last if others and all(map(_is_symbolic, others)) else answer)[0]
+    text = normal_form(units.split(last if others and all(map(_is_symbolic, others)) else answer)[0])
     value = number(text.removesuffix("%"))
     return text if value is None else f"{value}%" if text.endswith("%") else str(value)
 

@@ -6,8 +6,9 @@ import logging
 import re
 from typing import Any
 
-from grpojax.rewards.answers.equality import NAMES, claims, decided, has_equation, split_unit
-from grpojax.rewards.answers.spelling import clean, normal_form, number
+from grpojax.rewards.answers import units
+from grpojax.rewards.answers.equality import NAMES, claims, decided, has_equation
+from grpojax.rewards.answers.spelling import normal_form, number
 
 _FUNCTIONS = re.compile(rf"(?<![a-zA-Z\\])({NAMES.replace('sqrt|frac|', '')})(?![a-zA-Z])")
 
@@ -38,11 +39,11 @@ def _library():
     )
 
     def parse(answer: str):
-        text = clean(answer)
+        text = units.split(answer)[0]
         exact = number(normal_form(answer))
         if exact is not None and re.search("[0-9][eE ][+-]?[0-9]", text):
             text = f"{exact.numerator}/{exact.denominator}"  # 1e3 and 1 1/2 it would take for 1 e 3 and for 1
-        text = _FUNCTIONS.sub(r"\\\1 ", split_unit(text)[0]).replace("°", r"^\circ")
+        text = _FUNCTIONS.sub(r"\\\1 ", text).replace("°", r"^\circ")
         return read(rf"\boxed{{{text}}}")
 
     return parse, functools.partial(math_verify.verify, timeout_seconds=None, raise_on_error=True)
