@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from grpojax.host.errors import UserError
 
 Row = dict[str, Any] | str  # a row, or what is wrong with it
@@ -259,9 +261,26 @@ def _parquet(content: bytes) -> Iterator[tuple[int, Row]]:
             for batch in file.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
-                    yield number, row
+                    yield number, {name: _shortest(x, batch.schema.field(name).type) for name, x in row.items()}
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as e:
         raise UserError(f": not a Parquet file that can be read: {' '.join(str(e).split())[:120]}") from None
+
+
+def _shortest(value: Any, kind: Any) -> Any:
+    """A value of Parquet whose floats of 16 or 32 bits are what was written: 0.1, and not 0.10000000149011612."""
+    from pyarrow import types
+
+    if value is None or not kind.num_fields and not types.is_floating(kind):
+        return value
+    if types.is_float32(kind) or types.is_float16(kind):
+        return float(str(np.dtype(kind.to_pandas_dtype()).type(value)))
+    if types.is_struct(kind):
+        return {name: _shortest(x, kind.field(name).type) for name, x in value.items()}
+    if types.is_map(kind):
+        return [(_shortest(k, kind.key_type), _shortest(x, kind.item_type)) for k, x in value]
+    if hasattr(kind, "value_type") and isinstance(value, list):
+        return [_shortest(x, kind.value_type) for x in value]
+    return value
 
 
 READERS: dict[str, Callable[[bytes], Iterator[tuple[int, Row]]]] = {

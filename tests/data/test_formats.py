@@ -2,6 +2,7 @@
 
 import gzip
 
+import numpy as np
 import pytest
 from chat_tokenizer import Fake
 from data_files import KINDS, ROWS, as_parquet, jsonl, load, read_rows, refusal
@@ -81,3 +82,26 @@ def test_a_bad_row_of_a_table_is_skipped_and_long_cells_are_read(tmp_path):
     settings = DataConfig(train="", on_bad_row="skip", max_prompt_tokens=10**6)
     problems = data.load_problems(str(tmp_path / "d.csv"), Tokenize(Fake(), settings), settings)
     assert [p.prompt[:3] for p in problems] == ["a", "qqq"] and "d.csv:3: invalid CSV" in problems.skipped[0]
+
+
+def test_floats_of_parquet_are_what_was_written():
+    """0.1 in 32 bits is 0.10000000149011612 in 64; also in lists and structs, and with 16 bits."""
+    import io
+
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    single, half = pa.float32(), pa.float16()
+    inside = pa.struct([("a", single), ("b", pa.list_(single))])
+    kinds = {"one": single, "half": half, "many": pa.list_(single), "inside": inside, "double": pa.float64()}
+    rows = [
+        {"one": 0.1, "half": np.float16(0.1), "many": [0.7, None], "inside": {"a": 1 / 3, "b": [2.5]}, "double": 0.1},
+        dict.fromkeys(kinds),
+    ]
+    out = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(rows, schema=pa.schema(kinds)), out)
+    (_, first), (_, second) = READERS["parquet"](out.getvalue())
+    assert first == {
+        "one": 0.1, "half": 0.1, "many": [0.7, None], "inside": {"a": 0.33333334, "b": [2.5]}, "double": 0.1
+    }  # fmt: skip
+    assert second == dict.fromkeys(kinds)
