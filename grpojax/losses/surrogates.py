@@ -44,6 +44,25 @@ def inputs_of(
     return {name: offered[name] for name in getattr(surrogate, "needs", ())}
 
 
+def acts_without_advantage(surrogate: Any) -> bool:
+    """Whether a surrogate has a gradient where the advantage is 0, as `dppo_tv` with a ``kl_coef`` has.
+
+    Looked for at log-ratios from -3 to 3 and log-probs from 0 to -8 nats, with values: not under jit.
+
+    Example:
+      >>> acts_without_advantage(clipped()), acts_without_advantage(lambda log_ratios, advantages: log_ratios**2)
+      (False, True)
+    """
+    logps, apart = jnp.meshgrid(-jnp.linspace(0.01, 8.0, 23), jnp.linspace(-3.0, 3.0, 31))
+
+    def total(logps):
+        ratios = logps - jax.lax.stop_gradient(logps) + apart
+        extra = inputs_of(surrogate, logps, jnp.ones_like(logps, bool))
+        return surrogate(ratios, jnp.zeros_like(ratios), **extra).sum()
+
+    return bool((jax.grad(total)(logps) != 0).any())
+
+
 def name_of(surrogate: Any) -> str:
     """What errors and tables call a surrogate: the name of its class, or of the function that it is.
 

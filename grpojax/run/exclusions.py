@@ -9,6 +9,7 @@ from typing import Any
 
 from grpojax import variants
 from grpojax.host.errors import UserError
+from grpojax.losses.surrogates import acts_without_advantage, name_of
 from grpojax.models.adapters import unmerged
 from grpojax.rewards import RewardsConfig
 
@@ -105,6 +106,13 @@ def _skips(settings: str, why: str, when: Callable[[Resolved], bool], what: Call
     )
 
 
+def _acting(c: Resolved) -> str:
+    """The option by which a surrogate acts without an advantage, or the surrogate."""
+    coef = getattr(c.variant.objective.surrogate, "kl_coef", 0)
+    name = name_of(c.variant.objective.surrogate)
+    return f"variant.ratio_kl_coef={coef}" if coef else f"the surrogate {name}"
+
+
 def _all_scored(c: Resolved) -> list[str]:
     return sorted({"critic", "entropy", "teacher"} & {*c.variant.needs})
 
@@ -145,6 +153,12 @@ _SKIPS = (
         "it has a gradient where the advantage is 0",
         lambda c: c.variant.objective.needs_displacement_weights,
         lambda c: f"variant.llds_coef={c.variant.objective.llds_coef}: set it to 0",
+    ),
+    _skips(
+        "a surrogate that acts without an advantage (`variant.ratio_kl_coef` of DPPO, or one of your own)",
+        "it has a gradient where the advantage is 0",
+        lambda c: acts_without_advantage(c.variant.objective.surrogate),
+        lambda c: f"{_acting(c)}, which has a gradient where the advantage is 0",
     ),
     _skips(
         "a load-balance loss (`train.balance_coef`)",

@@ -29,6 +29,7 @@ from loss_examples import (
 from oracles import close
 
 from grpojax import losses as L
+from grpojax.losses.surrogates import acts_without_advantage
 
 
 # One sample of four tokens, log-ratios `DELTA`: objective, advantage, loss, gradient. A broken version gives the row of
@@ -250,3 +251,17 @@ def test_the_cap_of_cispo_is_counted():
         _, metrics = L.policy_loss(logps, objective=L.Objective(surrogate=L.cispo(**bounds)), **arrays(batch))
         close(metrics["cap_hit"].total, ((ratio > 1.2) | (ratio < bounds.get("weight_min", 0))).sum())
         assert int(metrics["cap_hit"].count) == used.sum() and "clip_high" not in metrics
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_which_surrogates_act_without_an_advantage(name):
+    assert not acts_without_advantage(SURROGATES[name])
+
+
+@pytest.mark.parametrize("own", [
+    L.dppo_tv(kl_coef=0.1), L.dppo_kl(kl_coef=0.1),
+    lambda log_ratios, advantages: jnp.where(jnp.abs(log_ratios) > 2.0, log_ratios**2, -advantages * log_ratios),
+    lambda log_ratios, advantages: -jnp.exp(log_ratios) * jnp.where(advantages >= 0, 1.0, -1.0),
+])  # fmt: skip
+def test_a_surrogate_of_ones_own_that_acts_without_an_advantage_is_seen(own):
+    assert acts_without_advantage(own)
