@@ -12,7 +12,7 @@ from grpojax.losses.entropy import adapt_entropy_coef
 from grpojax.losses.llds import Gate, displacement, displacement_weights
 from grpojax.losses.objective import Covariance, Objective, RatioDenominator
 from grpojax.losses.policy import policy_loss
-from grpojax.losses.ratios import Ratio, log_ratio
+from grpojax.losses.ratios import Ratio, log_difference, log_ratio
 from grpojax.losses.supervised import dpo_loss, sft_loss
 from grpojax.losses.surrogates import cispo, clipped, geometric, reinforce, soft_adaptive, unclipped, vespo
 from grpojax.losses.trust_regions import dppo_kl, dppo_tv
@@ -46,6 +46,7 @@ __all__ = [
     "kl",
     "kl_cov",
     "kl_cov_penalty",
+    "log_difference",
     "log_ratio",
     "loss_weights",
     "off_policy_mask",

@@ -63,7 +63,8 @@ def clip_cov(
     sizes = shapes.check("clip_cov", "...", cov=cov, mask=mask, places=places)
     if shapes.shape_of(skip):
         shapes.check("clip_cov", "...", sizes, skip=skip)
-    candidates = mask & (cov > low) & (cov < high) & ~jnp.asarray(skip)
+    mask = masked.as_mask(mask)
+    candidates = mask & (cov > low) & (cov < high) & ~masked.as_mask(skip)
     if places is None:
         draws = jax.random.uniform(key, cov.shape)
     else:
@@ -85,6 +86,7 @@ def kl_cov(cov: Array, mask: Array, *, fraction: float = 2e-4) -> Array:
       [False, False, False, True]
     """
     shapes.check("kl_cov", "...", cov=cov, mask=mask)
+    mask = masked.as_mask(mask)
     negative = jnp.where(mask, -cov, jnp.inf)
     return mask & (negative <= _smallest(negative, _count(mask, fraction)))
 

@@ -45,8 +45,9 @@ def displacement_weights(
     if answer is None and answer_weight != 1.0:
         raise ValueError(f"displacement_weights(answer_weight={answer_weight}) needs answer, which is missing")
     shapes.check("displacement_weights", "... T", advantages=advantages, mask=mask, answer=answer)
-    preferred = jnp.asarray(mask) & (jnp.asarray(advantages) >= 0)
-    divisor = (preferred if normalise == "preferred" else jnp.asarray(mask)).sum().astype(jnp.float32)
+    mask = masked.as_mask(mask)
+    preferred = mask & (jnp.asarray(advantages) >= 0)
+    divisor = (preferred if normalise == "preferred" else mask).sum().astype(jnp.float32)
     weights = jnp.where(preferred, 1.0 / jnp.maximum(divisor, 1.0), 0.0)
     return weights if answer is None else jnp.where(answer, answer_weight * weights, weights)
 
@@ -65,7 +66,7 @@ def displacement(
     is always 1. At ratio 1 all terms and gradients are 0, so it acts from the second update of a rollout on.
 
     Args:
-      log_ratios: ``[..., T]`` of `log_ratio`, token level.
+      log_ratios: ``[..., T]`` of `log_difference`: a token may have fallen far, and `log_ratio` has no gradient there.
       mask: ``[..., T]`` bool.
       gate: the unit that Δ is summed over for the gate.
       actions: ``[..., T]`` int32 in ``[0, T]``, a number for each action, that is each stretch of a response between

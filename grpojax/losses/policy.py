@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpojax import masked, shapes
 from grpojax.losses.corrections import IMPORTANCE_CAP, importance_correction, off_policy_mask
@@ -11,9 +12,9 @@ from grpojax.losses.covariance_masks import kl_cov_penalty
 from grpojax.losses.divergence import kl
 from grpojax.losses.llds import displacement
 from grpojax.losses.objective import Objective, check_given
-from grpojax.losses.ratios import log_ratio
+from grpojax.losses.ratios import log_difference, log_ratio
 from grpojax.losses.surrogates import inputs_of, name_of
-from grpojax.types import AnyTokens, Mean, Scalar
+from grpojax.types import AnyTokens, Mean, Scalar, is_concrete
 
 Metrics = dict[str, Any]  # name to Mean, or to [] for a term of the loss; what micro-batches give adds up
 
@@ -53,7 +54,8 @@ def policy_loss(
       logps: ``[..., T]`` log-probs of the completion tokens, differentiated.
       objective: the terms. `Objective.reads` says which of the arrays below they need; the others may be given too.
       advantages: ``[..., T]`` constant. For one number per sample give ``jnp.broadcast_to(a[..., None], logps.shape)``.
-      weights: ``[..., T]`` of `loss_weights`, computed on the global batch; 0 on padding.
+      weights: ``[..., T]`` of `loss_weights`, computed on the global batch; 0 on padding. One under 0 or NaN is an
+        error where values can be seen; in a compiled program a token with such a weight is left out.
       old_logps: ``[..., T]`` log-probs of the policy before the update, the ratio's denominator. None means the policy
         itself, as with one update per rollout: the ratio is 1.
       ref_logps: ``[..., T]`` log-probs of the frozen reference.
@@ -110,14 +112,20 @@ def policy_loss(
             "coefficient of adapt_entropy_coef where there is a target, and only there"
         )
     weights = jnp.asarray(weights, jnp.float32)
+    if is_concrete(weights) and not (np.asarray(weights) >= 0).all():
+        raise ValueError(
+            "policy_loss: weights has numbers under 0 or NaN; a token to be pushed down has a negative advantage"
+        )
     mask = weights > 0
+    weights = jnp.where(mask, weights, 0.0)
     advantages = jax.lax.stop_gradient(jnp.where(mask, advantages, 0.0)).astype(jnp.float32)
     logps = jnp.where(mask, logps, 0.0).astype(jnp.float32)
     behavior = sampler_logps if objective.ratio_denominator == "sampler" else old_logps
     ratios = log_ratio(logps, behavior, mask, objective.ratio, decay=objective.trace_decay, segments=segments)
     by_token = ratios if objective.ratio == "token" else log_ratio(logps, behavior, mask)
+    apart = log_difference(logps, behavior, mask)
     token_losses, sums = _policy_term(
-        ratios, by_token, logps, advantages, mask, picked=covariance_mask, objective=objective, segments=segments
+        ratios, apart, logps, advantages, mask, picked=covariance_mask, objective=objective, segments=segments
     )
     train = logps if old_logps is None else old_logps
     correction, kept, more = _corrections(
@@ -131,7 +139,7 @@ def policy_loss(
     terms = {"policy_loss": policy}
     sums["ratio"] = masked.total(jax.lax.stop_gradient(jnp.exp(ratios)), mask)
     sums["log_ratio_square"] = masked.total(jax.lax.stop_gradient(jnp.square(ratios)), mask)
-    # The KL and LLDS are of tokens, whatever the ratio.
+    # The KL, LLDS and KL-Cov are of tokens, whatever the ratio, and have a gradient however far a token has moved.
     if objective.needs_reference:
         ref = jnp.where(mask, arrays["ref_logps"], 0.0)
         if objective.kl_in == "loss":
@@ -142,7 +150,7 @@ def policy_loss(
             loss = loss + objective.kl_coef * terms["kl_loss"]
         sums["kl"] = jax.lax.stop_gradient(masked.total(kl(logps, ref, "k3"), mask))
     if objective.needs_displacement_weights:
-        fallen = displacement(by_token, mask, objective.llds_gate, actions=actions, segments=segments)
+        fallen = displacement(apart, mask, objective.llds_gate, actions=actions, segments=segments)
         share = jnp.where(mask, arrays["displacement_weights"], 0.0).astype(jnp.float32)
         terms["llds_loss"] = (share * fallen).sum()
         loss = loss + objective.llds_coef * terms["llds_loss"]
@@ -157,7 +165,7 @@ def policy_loss(
 
 def _policy_term(
     ratios: AnyTokens,
-    by_token: AnyTokens,
+    apart: AnyTokens,
     logps: AnyTokens,
     advantages: AnyTokens,
     mask: AnyTokens,
@@ -180,7 +188,7 @@ def _policy_term(
         if objective.covariance == "clip":
             losses = jnp.where(picked, 0.0, losses)
         else:
-            losses = losses + kl_cov_penalty(by_token, picked, coef=objective.covariance_coef)
+            losses = losses + kl_cov_penalty(apart, picked, coef=objective.covariance_coef)
     return losses, {name: (mask & mark).sum().astype(jnp.float32) for name, mark in marks.items()}
 
 

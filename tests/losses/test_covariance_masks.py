@@ -166,3 +166,15 @@ def test_a_missing_mask_is_named():
         L.policy_loss(logps, objective=KL, **arrays(batch))
     with pytest.raises(ValueError, match="covariance='none'"):
         covariance_mask(None, logps, batch, L.Objective())
+
+
+def test_masks_of_numbers_are_masks():
+    cov, mask = jnp.array([1.3, -0.6, -0.9, 1.6]), jnp.array([True, True, True, False])
+    numbers = mask.astype(jnp.float32)
+    assert (L.kl_cov(cov, numbers, fraction=0.5) == L.kl_cov(cov, mask, fraction=0.5)).all()
+    assert (
+        L.clip_cov(jax.random.key(0), cov, numbers, skip=numbers) == L.clip_cov(jax.random.key(0), cov, mask, skip=mask)
+    ).all()
+    assert (L.displacement_weights(cov, numbers) == L.displacement_weights(cov, mask)).all()
+    close(L.log_ratio(cov, 0 * cov, numbers, "trace", decay=0.5), L.log_ratio(cov, 0 * cov, mask, "trace", decay=0.5))
+    close(L.covariance(cov, cov, numbers), L.covariance(cov, cov, mask))

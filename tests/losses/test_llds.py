@@ -1,5 +1,6 @@
 """LLDS."""
 
+import functools
 import types
 
 import jax
@@ -55,6 +56,20 @@ def test_golden_llds(fall, gate, want):
     close(gradient[0, 0], np.where(open_ & (np.array(fall) > 0), -0.25, 0))
     with pytest.raises(ValueError, match=r"llds_coef=1\.0.*displacement_weights"):
         L.policy_loss(logps, objective=L.Objective(llds_coef=1.0), **arrays(batch) | {"displacement_weights": None})
+
+
+@pytest.mark.parametrize("fall", [19.9, 20.1, 80.0])
+def test_a_token_that_fell_far_is_pulled_back(fall):
+    """With the ratio's limit of 20 nats the gradient was 0 from there on, for LLDS and for the penalty of KL-Cov."""
+    ones = jnp.ones((1, 2))
+    batch = {"advantages": 0 * ones, "weights": ones, "old_logps": -ones, "displacement_weights": ones}
+    llds = L.Objective(llds_coef=1.0)
+    kl_cov = L.Objective(surrogate=L.unclipped(), covariance="kl")
+    for objective, more in ((llds, {}), (kl_cov, {"covariance_mask": ones > 0})):
+        loss = functools.partial(L.policy_loss, objective=objective, **batch, **more)
+        (value, _), gradient = jax.value_and_grad(loss, has_aux=True)(-ones - jnp.array([[fall, 0.0]]))
+        close(value, fall)
+        close(gradient, [[-1.0, 0.0]])
 
 
 def test_golden_llds_weights():

@@ -361,3 +361,16 @@ def test_clip_cov_by_advantages_leaves_kl_and_ratios_alone():
     plain, cut = metrics(ones), metrics(np.where(keep, ones, 0))
     assert plain["kl_loss"] == cut["kl_loss"] and plain["ratio"].count == cut["ratio"].count
     close(cut["policy_loss"], 0.75 * plain["policy_loss"], atol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [-0.5, np.nan])
+def test_a_weight_under_0_or_nan_is_refused(weight):
+    """Compiled, where no value can be seen, such a token is left out."""
+    arrays = {"advantages": jnp.ones(3), "old_logps": jnp.zeros(3), "objective": L.Objective()}
+    weights = jnp.array([0.5, weight, 0.5])
+    with pytest.raises(ValueError, match="weights has numbers under 0 or NaN"):
+        L.policy_loss(jnp.zeros(3), weights=weights, **arrays)
+    loss = jax.jit(lambda logps, w: L.policy_loss(logps, weights=w, **arrays)[0])
+    value, gradient = jax.value_and_grad(loss)(jnp.zeros(3), weights)
+    close(value, -1.0)
+    close(gradient, [-0.5, 0.0, -0.5])

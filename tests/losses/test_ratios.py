@@ -115,6 +115,20 @@ def test_golden_traces(level, decay, traces):
     close(got, traces)
 
 
+@pytest.mark.parametrize("level", ["trace", "trace_both"])
+def test_what_a_policy_did_not_draw_takes_no_time_in_a_trace(level):
+    """Holes of an episode, alone and in rows that samples share: as without them."""
+    rng = np.random.default_rng(0)
+    mask = rng.random((2, 3, 11)) < 0.6
+    mask[0, 0] = False
+    logps, old = (-rng.random((2, 3, 11)).astype(np.float32) for _ in range(2))
+    want = loss_oracles.log_ratio(logps, old, mask, level, 0.7)
+    close(L.log_ratio(logps, old, mask, level, decay=0.7), want)
+    row = [x.reshape(2, -1) for x in (logps, old, mask)]
+    segments = np.repeat(np.arange(1, 4, dtype=np.int32), 11)[None].repeat(2, 0)
+    close(L.log_ratio(*row, level, decay=0.7, segments=segments), want.reshape(2, -1))
+
+
 def test_traces_weigh_early_tokens_more():
     """At ratio 1: (1 - 0.9^(T - j)) / (1 - 0.9) times."""
     mask = jnp.array([True] * 4 + [False])
