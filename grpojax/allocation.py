@@ -263,7 +263,8 @@ def soft_overlong(limit: int, buffer: int, *, factor: float = 0.5) -> Transform:
 def length_selected(alpha: float = 0.6, *, share: float = 0.2, success: float = 1.0) -> Transform:
     """GRPO-λ's length strategy (arXiv 2505.18086), for `grpojax.advantages.chain`'s ``reward``.
 
-    The ``ceil(share P)`` groups of the batch with the highest pass rate (ties: the first; at least 1) get::
+    The ``ceil(share P)`` groups of the batch with the highest pass rate (ties: the first; at least 1; none without a
+    right sample) get::
 
       r_i = 1 - alpha σ((L_i - mean L) / std L)  if sample i is right, else 0
 
@@ -298,7 +299,7 @@ def length_selected(alpha: float = 0.6, *, share: float = 0.2, success: float = 
         rate = pass_rate(outcome, valid, success=success)
         order = jnp.argsort(jnp.where(valid.any(1), -rate, jnp.inf), stable=True)
         n = max(1, math.ceil(share * len(order) - 1e-6))
-        selected = jnp.zeros(len(order), bool).at[order[:n]].set(True)
+        selected = jnp.zeros(len(order), bool).at[order[:n]].set(True) & right.any(1)
         return jnp.where(selected[:, None], short, values)
 
     return reward

@@ -30,6 +30,19 @@ def float32(*arrays: Array) -> tuple[Array, ...]:
     return tuple(jnp.asarray(x, jnp.float32) for x in arrays)
 
 
+def as_mask(mask: Array) -> Array:
+    """A mask as bool: not 0, for masks of 0 and 1 in numbers, as other code has them.
+
+    ``mask != 0``, of any shape.
+
+    Example:
+      >>> as_mask(jnp.array([1.0, 0.0])).tolist()
+      [True, False]
+    """
+    mask = jnp.asarray(mask)
+    return mask if mask.dtype == bool else mask != 0
+
+
 def total(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """Sum of ``x`` where ``mask``. Other entries, also NaN, change neither value nor gradient.
 
@@ -51,7 +64,7 @@ def mean(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> Ar
       >>> float(mean(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([True, False, True])))
       2.0
     """
-    n = jnp.asarray(mask, jnp.float32).sum(axis, keepdims=keepdims)
+    n = as_mask(mask).sum(axis, keepdims=keepdims).astype(jnp.float32)
     return total(x, mask, axis, keepdims) / jnp.maximum(n, 1.0)
 
 
@@ -65,7 +78,7 @@ def variance(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False, *
       >>> float(variance(x, mask)), float(variance(x, mask, ddof=1))
       (1.0, 2.0)
     """
-    n = jnp.asarray(mask, jnp.float32).sum(axis, keepdims=keepdims)
+    n = as_mask(mask).sum(axis, keepdims=keepdims).astype(jnp.float32)
     centred = jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0) - mean(x, mask, axis, keepdims=True)
     squares = total(jnp.square(centred), mask, axis, keepdims)
     return jnp.where(n > ddof, squares / jnp.maximum(n - ddof, 1.0), 0.0)
@@ -132,15 +145,19 @@ def sequence_mean(x: AnyTokens, mask: AnyTokens, segments: AnyTokens | None = No
 def deviation(x: Array, mask: Array, axis: Axis = None, ddof: int = 0) -> tuple[Array, Array]:
     """``(std, dead)``: the deviation where ``mask``, and whether there is none: all equal, or no more than ``ddof``.
 
-    ``sqrt(variance)`` and bool, shapes as in `total` with the reduced dimensions kept.
+    ``sqrt(variance)`` and bool, shapes as in `total` with the reduced dimensions kept. Numbers may have any size: their
+    squares are those of their ratios to a power of two, which costs no digits.
 
     Example:
       >>> std, dead = deviation(jnp.array([[1.0, 3.0], [0.1, 0.1]]), jnp.ones((2, 2), bool), 1)
       >>> std[0].tolist(), dead.tolist()
       ([1.0], [[False], [True]])
     """
-    n = jnp.asarray(mask).sum(axis, keepdims=True)
-    std = jnp.sqrt(variance(x, mask, axis, keepdims=True, ddof=ddof))
+    n = as_mask(mask).sum(axis, keepdims=True)
+    x = jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0)
+    exponent = jnp.frexp(jnp.abs(x).max(axis, keepdims=True))[1] - 1
+    ratios = jnp.ldexp(x, -exponent)
+    std = jnp.ldexp(jnp.sqrt(variance(ratios, mask, axis, keepdims=True, ddof=ddof)), exponent)
     return std, all_equal(x, mask, axis, keepdims=True) | (n <= ddof)
 
 
@@ -153,4 +170,5 @@ def all_fail(rewards: Samples, valid: Samples, fail_reward: float = 0.0) -> PerP
       >>> all_fail(jnp.array([[0.0, 0.0], [0.0, 1.0]]), jnp.ones((2, 2), bool)).tolist()
       [True, False]
     """
+    valid = as_mask(valid)
     return valid.any(1) & ~(valid & (rewards > fail_reward)).any(1)

@@ -13,7 +13,7 @@ def length_selected(rewards, lengths, alpha, share, outcome=None, success=1.0):
     passed = [[g for g in mine if outcome[p][g] >= success] for p, mine in enumerate(judged)]
     rates = [-len(passed[p]) / len(mine) if mine else math.inf for p, mine in enumerate(judged)]
     n = max(1, math.ceil(share * len(rewards) - 1e-9))
-    for p in sorted(range(len(rewards)), key=lambda p: rates[p])[:n]:
+    for p in sorted((p for p in range(len(rewards)) if passed[p]), key=lambda p: rates[p])[:n]:
         right = [float(lengths[p][g]) for g in passed[p]]
         for g in valid_of(rewards, p):
             z = 0.0

@@ -181,7 +181,8 @@ def test_which_groups_are_selected():
     close(chain(rewards, s), want)
     five = chain(rewards[1:], A.Signals(lengths=s.lengths[1:]))
     close(five, [[0.7, 0.7], [0, 0], [1, 1], [1, 1], [0, 0]])
-    close(chain(rewards[2:3], A.Signals(lengths=s.lengths[:1])), 0)  # nobody right: zeros
+    form = np.array([[0.5, 0.0]], np.float32)  # nobody right: no group is selected, and what a form earned stays
+    close(chain(form, A.Signals(lengths=s.lengths[:1])), form)
     for options in ({"alpha": 1.5}, {"share": 0.0}):
         with pytest.raises(ValueError, match=str(next(iter(options.values())))):
             X.length_selected(**options)

@@ -108,3 +108,22 @@ def test_jit_and_vmap(name):
     f = REDUCTIONS[name][0]
     close(jax.jit(f, static_argnums=2)(X, MASK, 1), f(X, MASK, 1))
     close(jax.vmap(lambda x, m: f(x, m, 0))(X, MASK), f(X, MASK, 1))
+
+
+def test_a_deviation_of_any_size():
+    """The square of 1e20 is no float32, and that of 1e-30 is 0; a factor of 2 changes no digit of the others."""
+    x, mask = np.array([[1.0, 0.25, 0.0, 0.1]], np.float32), np.ones((1, 4), bool)
+    std = np.sqrt(masked.variance(x, mask, 1, keepdims=True, ddof=1))
+    np.testing.assert_array_equal(masked.deviation(x, mask, 1, 1)[0], std)
+    for size in (1e20, 3e37, 1e-30):
+        got, dead = masked.deviation(x * np.float32(size), mask, 1, 1)
+        close(got / np.float32(size), std, rtol=1e-6)
+        assert not dead.any()
+
+
+def test_a_mask_may_be_numbers():
+    numbers = MASK.astype(np.float32)
+    for plain, _ in REDUCTIONS.values():
+        np.testing.assert_array_equal(plain(X, numbers, 1), plain(X, MASK, 1))
+    np.testing.assert_array_equal(masked.sequence_mean(X, numbers), masked.sequence_mean(X, MASK))
+    np.testing.assert_array_equal(masked.all_fail(X[..., 0], numbers[..., 0]), masked.all_fail(X[..., 0], MASK[..., 0]))

@@ -26,7 +26,7 @@ class Signals:
         success.
       valid: ``[P, G]`` bool, samples that have a reward; `chain` leaves those out whose reward is not finite.
       lengths: ``[P, G]`` int32 completion lengths.
-      mask: ``[P, G, T]`` bool completion tokens.
+      mask: ``[P, G, T]`` bool completion tokens; 0 and 1 as numbers do too, here and in ``valid``.
       behavior_logps: ``[P, G, T]`` log-probs of the drawn tokens, as the sampler reported them. Methods that compare
         them with a reference or a teacher get the trainer's own, from before the step's updates.
       entropy: ``[P, G, T]`` entropy of the distributions that the tokens were drawn from, nats.
@@ -212,7 +212,8 @@ def _given(signals: Signals | None) -> Signals:
         return Signals()
     if not isinstance(signals, Signals):
         raise ValueError(f"signals must be advantages.Signals, got {type(signals).__name__}")
-    return signals
+    masks = {"mask": signals.mask, "valid": signals.valid}
+    return dataclasses.replace(signals, **{name: masked.as_mask(x) for name, x in masks.items() if x is not None})
 
 
 def _checked(transform: str, values: Array, axes: str, signals: Signals) -> shapes.Sizes:

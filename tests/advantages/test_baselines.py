@@ -289,6 +289,14 @@ def test_a_common_offset_costs_no_digits():
     np.testing.assert_array_equal(A.chain(A.center("group"))(np.full((1, 3), -1e30, np.float32)), np.zeros((1, 3)))
 
 
+@pytest.mark.parametrize(("offset", "rewards"), [(1e6, [0, 0.125, 0.25, 0.375]), (2**24, [0, 0, 2, 4])])
+def test_differences_that_a_large_offset_leaves_are_no_rounding(offset, rewards):
+    """What counts is a part of the spread: cut by the offset's last digits, the first would be -.19, 0, 0, .19."""
+    rewards = np.array([rewards], np.float32)
+    want = rewards - rewards.mean()
+    np.testing.assert_array_equal(A.chain(A.center("group"))(np.float32(offset) + rewards), want)
+
+
 @pytest.mark.parametrize("ddof", [1, 2, 3])
 def test_no_more_samples_than_ddof_is_no_deviation(ddof):
     """0, where dividing by eps alone would give 5000."""

@@ -314,3 +314,12 @@ def test_what_it_needs_is_declared(name):
     else:
         assert jax.eval_shape(loss, x.logps).shape == ()
     assert ("displacement_weights" in variant(name).needs) == objective.needs_displacement_weights
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masks_of_numbers_are_masks(name):
+    """Masks of 0.0 and 1.0, as other code has them; what is traced knows dtypes only."""
+    x = example()
+    masks = {"mask": x.signals.mask.astype(np.float32), "valid": np.ones(x.rewards.shape, np.float32)}
+    shape = jax.eval_shape(variant(name).advantage, x.rewards, dataclasses.replace(x.signals, **masks))
+    assert shape.dtype == jnp.float32
