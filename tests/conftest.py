@@ -55,6 +55,33 @@ LONGEST_FIRST = (
 )
 
 
+def pytest_addoption(parser):
+    group = parser.getgroup("grpojax")
+    group.addoption("--skipped-to", metavar="FILE", help="write the names of tests and files that skip")
+    group.addoption("--slow-and", metavar="FILE", help="run the slow tests and those named there, as -m allows")
+
+
+def pytest_configure(config):
+    if config.option.skipped_to and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Skipped(Path(config.option.skipped_to)))
+
+
+class Skipped:
+    """Writes the names of tests, and of whole files, that skip."""
+
+    def __init__(self, file: Path):
+        self.file, self.names = file, set()
+
+    def pytest_runtest_logreport(self, report):
+        if report.skipped:
+            self.names.add(report.nodeid)
+
+    pytest_collectreport = pytest_runtest_logreport
+
+    def pytest_sessionfinish(self):
+        self.file.write_text("".join(f"{name}\n" for name in sorted(self.names)))
+
+
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory):
     """A recipe of 12 steps of the tiny random model."""
@@ -95,6 +122,15 @@ def pytest_collection_modifyitems(items, config):
                 item.add_marker("exhaustive")
     if not any("::" in given for given in config.args):
         assert not any(missing.values()), f"in_ci names cases that there are not: {missing}"
+    if config.option.slow_and:
+        skipped = {*Path(config.option.slow_and).read_text().splitlines()}
+
+        def is_left_out(item):
+            names = {item.nodeid, item.nodeid.partition("::")[0]}
+            return item.get_closest_marker("slow") is None and not names & skipped
+
+        config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+        items[:] = [item for item in items if not is_left_out(item)]
 
 
 @pytest.hookimpl(trylast=True)
