@@ -1,6 +1,7 @@
 """Pages of the guide that are made from the code each time the site is built, so that they cannot go stale.
 
-mkdocs calls `on_config` and `on_files` (``hooks:`` in mkdocs.yml). `pages` has the pages without mkdocs, for tests.
+mkdocs calls `on_config`, `on_files` and `on_page_markdown` (``hooks:`` in mkdocs.yml). `pages` has the pages without
+mkdocs, for tests. ``python docs/generate.py`` writes the tables of functions into the committed pages (`with_tables`).
 """
 
 import argparse
@@ -13,6 +14,8 @@ import inspect
 import io
 import json
 import os
+import pkgutil
+import posixpath
 import re
 import textwrap
 import types
@@ -42,6 +45,15 @@ ELSEWHERE = {
     "understand/contributing.md": "CONTRIBUTING.md",
     "reference/changelog.md": "CHANGELOG.md",
 }
+# Committed pages link to files of the repository, so that their links work on GitHub too. The site links to the page
+# that it has in place of such a file.
+IN_PLACE = (
+    {file: page for page, file in ELSEWHERE.items()}
+    | {"docs/variants.yaml": "variants/index.md", "grpojax/run/recipe.py": "reference/recipe.md"}
+    | {f"configs/variants/{name}.yaml": f"variants/{name}.md" for name in variants.names()}
+)
+# Committed pages with tables of functions.
+WITH_TABLES = ("reference/functions.md", "reference/trainer.md")
 
 
 def pages() -> dict[str, str]:
@@ -286,9 +298,6 @@ def commands_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-# ------------------------------------------------------------------------------------------------ variants
-
-
 # ------------------------------------------------------------------------------------------------ plans
 
 RECIPE = "configs/gsm8k_qwen2.5_0.5b.yaml"
@@ -461,6 +470,44 @@ COMMON = {
 }
 
 
+# ------------------------------------------------------------------------------------------------ functions
+
+DIRECTIVES = re.compile(r"^<!-- (::: .*?)-->$", re.M | re.S)
+
+
+def with_tables(markdown: str) -> str:
+    """The page with a table of functions before each comment that has ``:::``, for readers on GitHub."""
+
+    def both(found: re.Match) -> str:
+        return f"{functions_table(found[2])}\n\n{found[1]}"
+
+    return re.sub(rf"(?:(?:^\|[^\n]*\n)+\n)?({DIRECTIVES.pattern})", both, markdown, flags=re.M | re.S)
+
+
+def functions_table(directives: str) -> str:
+    """What mkdocstrings shows for these directives: each name with the first paragraph of its docstring."""
+    lines = ["| name | what it is |", "|---|---|"]
+    for directive in directives.split("::: ")[1:]:
+        path, _, options = directive.partition("\n")
+        thing = pkgutil.resolve_name(path.strip())
+        members = (yaml.safe_load(options) or {}).get("options", {}).get("members")
+        found = [(path.rpartition(".")[2].strip(), thing)]
+        if inspect.ismodule(thing):
+            found = [(name, getattr(thing, name)) for name in members or public(thing)]
+        for name, each in found:
+            what = " ".join((inspect.getdoc(each) or "").partition("\n\n")[0].split())
+            if what and hasattr(each, "__name__"):  # and not the alias of a type
+                what = re.sub(r":+$", ".", what).replace("``", "`").replace("|", "\\|")
+                lines.append(f"| `{name}` | {what} |")
+    return "\n".join(lines)
+
+
+def public(module: types.ModuleType) -> list[str]:
+    """The names that a module gives away: its ``__all__``, or what it defines itself."""
+    own = [name for name, x in vars(module).items() if getattr(x, "__module__", "") == module.__name__]
+    return getattr(module, "__all__", [name for name in own if not name.startswith("_")])
+
+
 # ------------------------------------------------------------------------------------------------ alarms, layers
 
 
@@ -563,17 +610,41 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Puts figures into a page: ``{{ figure: step }}``.
+    """Adds what only the site has: figures, the functions' docstrings, and links to generated pages.
 
-    A figure is part of the page itself, so that it takes the page's colours, light or dark.
+    A committed page has the first two in comments, which GitHub does not show: ``<!-- figure: step -->``, with a
+    caption after the name if it needs one, and ``<!-- ::: grpojax.losses -->``. A figure becomes part of the page
+    itself, so that it takes the page's colours, light or dark.
     """
 
     def figure(found: re.Match) -> str:
-        return files.get_file_from_path(f"assets/{found[1]}.svg").content_string.strip()
+        return files.get_file_from_path(f"assets/{found[1]}.svg").content_string.strip() + f"\n\n{found[2]}"
 
-    return re.sub(r"^\{\{ figure: (\w+) \}\}$", figure, markdown, flags=re.M)
+    markdown = re.sub(r"^<!-- figure: (\w+)\s+(.*?)-->$", figure, markdown, flags=re.M | re.S)
+    # In a table, GitHub takes a pipe in code only with a backslash, which Python-Markdown would show.
+    markdown = re.sub(r"`[^`\n]+`", lambda code: code[0].replace("\\|", "|"), markdown)
+    return relinked(DIRECTIVES.sub(r"\1", markdown), page.file.src_path)
+
+
+def relinked(markdown: str, page: str) -> str:
+    """A page's Markdown with links to the site's pages where it links to files of the repository (`IN_PLACE`)."""
+    folder = posixpath.dirname(ELSEWHERE.get(page, f"docs/{page}"))
+
+    def link(found: re.Match) -> str:
+        file = posixpath.normpath(posixpath.join(folder, found[1]))
+        if file not in IN_PLACE:
+            return found[0]
+        return f"]({posixpath.relpath(IN_PLACE[file], posixpath.dirname(page) or '.')}{found[2]})"
+
+    return re.sub(r"\]\(([\w./-]+)((?:#[\w-]+)?)\)", link, markdown)
 
 
 def check(known: Mapping[str, Any]) -> list[str]:
     """What is wrong with ``docs/variants.yaml``: variants without a text, and texts without a variant."""
     return sorted(set(known) ^ set(variants.names()))
+
+
+if __name__ == "__main__":
+    for name in WITH_TABLES:
+        text = (DOCS / name).read_text(encoding="utf-8")
+        (DOCS / name).write_text(with_tables(text), encoding="utf-8")

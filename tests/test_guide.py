@@ -238,18 +238,41 @@ def test_the_keys_of_other_trainers_are_those_that_errors_know():
         assert f"## {title}\n\n{table}\n" in PAGES["docs/start/coming_from.md"], f"coming_from.md must have\n{table}"
 
 
-def slug(heading):
-    """The anchor of a heading, as mkdocs makes it."""
-    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower())
+def without_blocks(page):
+    return re.sub(r"^```.*?^```", "", page, flags=re.M | re.S)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_links_lead_somewhere(page):
-    """mkdocs checks those within the guide."""
-    for path, anchor in set(re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", PAGES[page])):
-        assert (ROOT / path).exists(), path
-        headings = re.findall(r"^#+ (.*)$", PAGES.get(path, PAGES[page]), re.M)
-        assert not anchor or anchor in {slug(heading) for heading in headings}, (path, anchor)
+def text_of(page):
+    """A page without code."""
+    return re.sub(r"`[^`\n]+`", "", without_blocks(PAGES[page]))
+
+
+def anchors(file):
+    """Those that GitHub gives to a page's headings; mkdocs checks its own when it builds the site."""
+    headings = re.findall(r"^#+ (.*)$", without_blocks(file.read_text(encoding="utf-8")), re.M)
+    return {re.sub(r"[^\w -]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere_on_github(page):
+    """To files of the repository: pages that are made with the site are not there."""
+    for path, anchor in set(re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text_of(page))):
+        target = (ROOT / page).parent.joinpath(path).resolve() if path else ROOT / page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), (path, anchor)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_can_be_read_on_github(page):
+    """It shows the forms that only mkdocs knows as they stand, unless they are in a comment."""
+    shown = re.sub(r"^<!--.*?-->", "", text_of(page), flags=re.M | re.S)
+    assert not re.search(r"^(:::|!!!|\?\?\?|===) |\{\{|\{:", shown, re.M)
+
+
+def test_tables_of_functions_are_those_of_the_code():
+    made = generated()
+    for page in made.WITH_TABLES:
+        assert made.with_tables(PAGES[f"docs/{page}"]) == PAGES[f"docs/{page}"], "run python docs/generate.py"
 
 
 def test_the_readme_is_one_page():
