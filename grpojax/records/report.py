@@ -355,8 +355,8 @@ def headlines(report: Report) -> list[str]:
 
 
 def verdict_text(verdict: Verdict, margin: float | None) -> str:
-    """The verdict, with its margin."""
-    return f"equivalent within {margin:g}" if verdict.verdict == comparison.EQUIVALENT else verdict.verdict
+    """The verdict in words. Equivalence is always one up to a margin, and says nothing of smaller differences."""
+    return f"no difference of {margin:g} or more" if verdict.verdict == comparison.EQUIVALENT else verdict.verdict
 
 
 def to_json(report: Report) -> dict[str, Any]:

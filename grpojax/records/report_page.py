@@ -121,11 +121,14 @@ def _reading(report: Report) -> str:
             f" {_count(len(tested), 'comparison')}."
         )
         if report.margin is None:
-            text += " No margin was stated (--margin), so that no two methods are called equivalent."
+            text += " No margin was stated (--margin), so that no two methods are called the same."
         else:
             unit = " points" if is_share(report.metric or "") else ""
             margin = _value(report.margin, is_share(report.metric or ""))
-            text += f" Equivalent: two one-sided t tests show that it is under the margin of {margin}{unit}."
+            text += (
+                f" No difference of {margin}{unit} or more: two one-sided t tests show that it is under this margin."
+                " Smaller differences are not tested."
+            )
         text += " Inconclusive means that neither was shown, not that two methods are the same."
     elif len(report.results) > 1:
         text += " A test of a difference takes two seeds or more that both methods have."

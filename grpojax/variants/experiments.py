@@ -1,9 +1,9 @@
 """Five experiments at UIUC: all on GRPO's advantage, with sums over tokens.
 
 Their text has the loss -A Σ log π. The clipped surrogate has the same gradient at ratio 1. From the second update of a
-rollout on, the clip stops tokens whose ratio has left its range. With one update per rollout, as in all recipes of this
-package, the ratio is 1 and the clip never acts. The clip limits the change of a token in one rollout, not over the run:
-the fourth experiment's loss is unbounded below with and without it.
+rollout on, the clip stops tokens whose ratio has left its range. With one update per rollout, as in their recipes, the
+ratio is 1 and this clip never acts (the gradient's does, ``optimizer.grad_clip``). The clip limits the change of a
+token in one rollout, not over the run: the fourth experiment's loss is unbounded below with and without it.
 """
 
 from typing import Literal

@@ -463,9 +463,9 @@ def test_verdicts_are_the_same_in_page_json_and_text(tmp_path):
     said = [c["verdict"] for c in plain["comparisons"]]
     assert said == ["equivalent", "better"] and (plain["margin"], plain["level"]) == (0.05, 0.05)
     lines = "\n".join(report.headlines(got))
-    assert "(control): -0.021: equivalent within 0.05 (p" in lines and "(baseline): +0.250: better (p" in lines
+    assert "(control): -0.021: no difference of 0.05 or more (p" in lines and "(baseline): +0.250: better (p" in lines
     text = page(got)
-    assert "equivalent within 5<" in text and "<small>better</small>" in text and "5.0 points" in text
+    assert "no difference of 5 or more<" in text and "<small>better</small>" in text and "5.0 points" in text
     without = report.build([tmp_path / "runs"], by=["variant"])
     assert {c.result.verdict for c in without.comparisons} == {"better", "worse"}  # and never equivalent
 
