@@ -9,6 +9,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from grpojax.data import reasoning_tags
 from grpojax.host.errors import UserError
 
 Messages = Sequence[Mapping[str, Any]]
@@ -31,10 +32,6 @@ _FIXED_DAY = (
     "{{- ns.text -}}{%- endmacro -%}"
 )
 
-_NAMES = r"[\w:]*(?:think|thought|reason|analy[sz]|reflect|scratch|cot\b)[\w:]*"
-# `<think>`, `<|begin_of_thought|>`, `[THINK]`; and what closes them.
-_OPENS = re.compile(rf"<{_NAMES}>|<\|(?:begin_of_|start_of_)?{_NAMES}\|>|\[{_NAMES}\]", re.IGNORECASE)
-_CLOSES = re.compile(rf"</{_NAMES}>|<\|(?:/|end_of_){_NAMES}\|>|\[/{_NAMES}\]", re.IGNORECASE)
 # Tags at the end of a text that open something. Tags with bars, such as `<|assistant|>`, open a message.
 _LAST_TAGS = re.compile(r"(?:(?:<[^<>|/\s][^<>|]*>|\[[A-Z_]+\])\s*)+\Z")
 
@@ -285,7 +282,7 @@ def _between(render: Callable[[Messages], str]) -> tuple[str, str]:
     except Exception:  # whatever a template raises
         return "", ""
     common = len(os.path.commonprefix([ready, before]))
-    opens = _OPENS.search(ready)  # an earlier answer may stand after an empty `<think></think>`
+    opens = re.search(reasoning_tags.OPENS, ready)  # an earlier answer may stand after an empty `<think></think>`
     cut = min(common, opens.start() if opens else common)
     return ready[:cut], ready[cut:]
 
@@ -299,17 +296,6 @@ def last_tags(text: str) -> str:
     """
     found = _LAST_TAGS.search(text)
     return found[0] if found else ""
-
-
-def after_reasoning(answer: str) -> str:
-    """An answer without its reasoning, which templates leave out of earlier messages.
-
-    Example:
-      >>> after_reasoning("<think>one and one</think> 2"), after_reasoning("2 < 3")
-      ('2', '2 < 3')
-    """
-    closes = list(_CLOSES.finditer(answer))
-    return (answer[closes[-1].end() :] if closes else answer).strip()
 
 
 def without_opening(answer: str, tail: str) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 from grpojax.data.chat_template import (
     NO_CALLS,
     ChatTemplate,
-    after_reasoning,
     last_tags,
     special_texts,
     without_opening,
 )
 from grpojax.data.chats import Question
 from grpojax.data.problems import DataConfig, Example
+from grpojax.data.reasoning_tags import after_reasoning
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 

@@ -1,16 +1,20 @@
-"""Tool calls in a policy's text: found, read, and checked against the tools' schemas. Nothing here raises on any text.
+"""Tool calls in a policy's text: found and read. Nothing here raises on any text.
 
-A call that cannot be read is answered with what is wrong with it, so that the policy may try again.
+A call that cannot be read is answered with what is wrong with it, so that the policy may try again. A value may hold
+any text, also tags of calls and of reasoning. So a text is read from left to right, and each form says where a call
+ends. Where that is in doubt, there is an error and no call.
 """
 
 import ast
 import dataclasses
+import itertools
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpojax.data.chat_template import after_reasoning
+from grpojax.data import reasoning_tags
 from grpojax.host.errors import UserError
 
 
@@ -23,57 +27,202 @@ class Call:
       arguments: by name.
       error: why it cannot be called; None where it can.
       as_text: whether the arguments are texts, which the schema's types say how to read.
+      at: where it begins in the text that was read.
     """
 
     name: str
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     error: str | None = None
     as_text: bool = False
+    at: int = dataclasses.field(default=0, compare=False)
 
 
 Parse = Callable[[str], list[Call]]
 
-_SPECIAL = re.compile(r"<\|[\w ]{1,40}\|>")
-_REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^<>\n]{0,200})>")
-_PARAMETER = re.compile(r"<parameter=([^<>\n]{0,200})>")
-_PYTHONIC = re.compile(r"([\w.]{1,200}?)(?:\.call)?\(")
+
+class _UnreadableError(Exception):
+    """A call whose end is unknown.
+
+    Args:
+      error: for the policy.
+      name: of the tool.
+      begun: whether more than a tag stands there. A tag alone may also be mentioned in reasoning.
+    """
+
+    def __init__(self, error: str, name: str = "unknown", *, begun: bool = True):
+        super().__init__(error)
+        self.name, self.begun = name, begun
 
 
 def _broken(error: str, name: str = "unknown") -> Call:
     return Call(name, error=error)
 
 
+def _refused(found: list[Call], error: str) -> list[Call]:
+    return [call if call.error else dataclasses.replace(call, error=error) for call in found]
+
+
+# ------------------------------------------------------------------------------------------------ a text with calls
+
+_SPACE, _SEPARATOR = re.compile(r"\s*"), re.compile(r"\s*;?\s*")
+
+
+def _after_space(text: str, at: int, space: re.Pattern[str] = _SPACE) -> int:
+    found = space.match(text, at)
+    return found.end() if found else at
+
+
+def _tags(call: str, *, whole: str = r"(?!)", stray: str = r"(?!)") -> re.Pattern[str]:
+    """What a text is searched for. The last group of a match is the kind of tag.
+
+    Args:
+      call: begins a call anywhere.
+      whole: begins a call where the message begins.
+      stray: ends a part of a call.
+    """
+    parts = {
+        "call": call,
+        "whole": whole,
+        "stray": stray,
+        "opens": reasoning_tags.OPENS,
+        "closes": reasoning_tags.CLOSES,
+    }
+    # Each begins with one of three characters: elsewhere the search fails at once.
+    return re.compile(r"(?=[<\[{])(?:" + "|".join(f"(?P<{name}>{pattern})" for name, pattern in parts.items()) + ")")
+
+
+def _scan(text: str, tags: re.Pattern[str], read: Callable[[str, int], tuple[list[Call], int]]) -> list[Call]:
+    """The calls of a text, without those in reasoning.
+
+    Reasoning is what stands between ``<think>`` and the next ``</think>``, outside of calls. Other tags of reasoning
+    count where the message begins, and from there on. Without an opening tag, the text up to the first closing tag
+    outside of calls is reasoning, too. If calls stand only there, they get an error.
+
+    After a call whose end is unknown nothing is read: what looks like a call may be in its arguments.
+
+    Args:
+      text: of a turn.
+      tags: of `_tags`.
+      read: the calls that begin at a place, and where they end. None are there if the list is empty.
+    """
+    closings = reasoning_tags.Closings(text)
+    found: list[Call] = []
+    before: list[Call] = []  # those before a closing tag that nothing opened
+    doubtful = 0  # how many of those found stand before a stray tag
+    think = reasoning_tags.kind("<think>")
+    opening, opened, mentioned = {think}, set[str](), set[str]()  # kinds that do open, did, and stand there as text
+    lost = False  # whether a tag cannot be read; a closing tag may still show that it was mentioned in reasoning
+    at, begin = 0, _after_space(text, 0)  # where to read on, and where the message begins
+    for tag in tags.finditer(text):
+        if tag.start() < at:
+            continue
+        match tag.lastgroup:
+            case "opens":
+                kind = reasoning_tags.kind(tag[0])
+                if lost or (kind not in opening and tag.start() != begin):
+                    mentioned.add(kind)
+                    continue
+                opening.add(kind)
+                opened.add(kind)
+                end = closings.after(tag)
+                if end is None:
+                    break
+                at, begin = end, _after_space(text, end)
+            case "closes" if (kind := reasoning_tags.kind(tag[0])) not in mentioned:
+                if kind not in opened:
+                    before, found, doubtful, lost = [call for call in found if not call.error], [], 0, False
+                opened.add(kind)
+                begin = _after_space(text, tag.end())
+            case "stray":
+                doubtful = len(found)
+            case "call" | "whole" if not lost and (tag.lastgroup == "call" or tag.start() == begin):
+                try:
+                    calls, at = read(text, tag.start())
+                except _UnreadableError as e:
+                    found.append(dataclasses.replace(_broken(str(e), e.name), at=tag.start()))
+                    if e.begun or think in opened:
+                        break
+                    lost = True
+                else:
+                    found += [dataclasses.replace(call, at=tag.start()) for call in calls]
+                    begin = at if calls else -1
+    cut = "a closing tag after it belongs to no call, so a value may have been cut; it was not made"
+    found[:doubtful] = _refused(found[:doubtful], cut)
+    return found or _refused(before, "it stands before a tag that closes reasoning; it was not made")
+
+
+# ------------------------------------------------------------------------------------------------ JSON
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)[:80]!r} occurs twice")
+    return made
+
+
 def _constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _json(text: str) -> Any:
+def _number(digits: str) -> float:
+    if math.isinf(value := float(digits)):
+        raise ValueError(f"{digits[:80]} is too large for a number")
+    return value
+
+
+_MOST_NESTED = 100
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_number)
+
+
+def json_value(text: str) -> Any:
     """Parsed JSON; raises `ValueError` for whatever is wrong with it."""
     try:
-        return json.loads(text, parse_constant=_constant)
+        return _shallow(_DECODER.decode(text))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def _from_json(text: str) -> Call:
-    """A call from ``{"name": ..., "arguments": ...}``; Llama writes ``parameters``."""
+def _shallow(value: Any) -> Any:
+    """The value, if it can be pickled: that takes Python's stack, as parsing does, and more of it."""
+    layer = [value]
+    for _ in range(_MOST_NESTED):
+        inner = [each.values() if isinstance(each, dict) else each for each in layer if isinstance(each, dict | list)]
+        layer = list(itertools.chain.from_iterable(inner))
+        if not layer:
+            return value
+    raise ValueError("it is nested too deeply")
+
+
+def _json_at(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value that begins at a place, and where it ends."""
     try:
-        value = _json(text)
+        value, end = _DECODER.raw_decode(text, at)
+        return _shallow(value), end
+    except RecursionError:
+        problem = "it is nested too deeply"
+    except json.JSONDecodeError as e:
+        problem = f"{e.msg}: character {e.pos - at}"
     except ValueError as e:
-        return _broken(f"the call is not valid JSON: {e}")
-    return _from_value(value)
+        problem = str(e)
+    raise _UnreadableError(f"the call is not valid JSON: {problem}", begun=text.startswith("{", at))
 
 
 def _from_value(value: Any) -> Call:
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):  # as OpenAI's API writes it
-        value = value["function"]
+    """A call from ``{"name": ..., "arguments": ...}``; Llama writes ``parameters``."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict) and not {"name", "arguments"} & set(value):
+        value = value["function"]  # as OpenAI's API writes it
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return _broken('a call is a JSON object with "name" and "arguments"')
-    name, arguments = value["name"], value.get("arguments", value.get("parameters", {}))
+    name, given = value["name"], [value[key] for key in ("arguments", "parameters") if key in value]
+    if len(given) > 1 or (other := set(value) - {"name", "arguments", "parameters", "type", "id", "index"}):
+        wrong = "both arguments and parameters" if len(given) > 1 else f"also {min(other)[:80]!r}"
+        return _broken(f'a call is a JSON object with "name" and "arguments"; this one has {wrong}', name)
+    arguments = given[0] if given else {}
     if isinstance(arguments, str):
         try:
-            arguments = _json(arguments)
+            arguments = json_value(arguments)
         except ValueError as e:
             return _broken(f"its arguments are not valid JSON: {e}", name)
     if not isinstance(arguments, dict):
@@ -81,19 +230,45 @@ def _from_value(value: Any) -> Call:
     return Call(name, arguments)
 
 
-def _blocks(text: str, opens: str, closes: str) -> list[str]:
-    """What stands between tags; the last one may be open to the end."""
-    return [part.partition(closes)[0].strip() for part in text.split(opens)[1:]]
+# ------------------------------------------------------------------------------------------------ Qwen, Hermes
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_HERMES = _tags(_OPEN)
 
 
 def hermes(text: str) -> list[Call]:
     """Calls of Qwen and Hermes: JSON between ``<tool_call>`` and ``</tool_call>``.
 
+    JSON says itself where it ends, so the closing tag may be missing where the text ends or another call begins.
+
     Example:
       >>> hermes('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')[0].arguments
       {'a': 1}
     """
-    return [_from_json(block) for block in _blocks(text, "<tool_call>", "</tool_call>")]
+    return _scan(text, _HERMES, _hermes_call)
+
+
+def _hermes_call(text: str, at: int) -> tuple[list[Call], int]:
+    value, end = _json_at(text, _after_space(text, at + len(_OPEN)))
+    end = _after_space(text, end)
+    rest = text[end : end + len(_CLOSE)]
+    if _CLOSE.startswith(rest):  # or the text ends in it
+        end += len(rest)
+    elif not text.startswith(_OPEN, end):
+        raise _UnreadableError(f"the call is not valid JSON: {text[end : end + 20]!r} stands after it")
+    return [_from_value(value)], end
+
+
+# ------------------------------------------------------------------------------------------------ Llama
+
+_PYTHON = "<|python_tag|>"
+_LLAMA = _tags(re.escape(_PYTHON), whole=r"\{")
+_LLAMA_CALL = re.compile(r"\{\s*\"(?:name|parameters|type|function)\"")
+_LLAMA_NEXT = re.compile(
+    rf"\Z|{_LLAMA_CALL.pattern}|{re.escape(_PYTHON)}|{reasoning_tags.OPENS}|{reasoning_tags.CLOSES}"
+)
+_PYTHONIC = re.compile(r"([\w.]{1,200}?)(\.call)?\(")
+_MOST_PYTHON = 10_000  # characters
 
 
 def llama(text: str) -> list[Call]:
@@ -102,73 +277,116 @@ def llama(text: str) -> list[Call]:
     Several stand one after the other, with semicolons between them. After the tag there may also be
     ``tool.call(query="x")``. Other JSON, such as an answer, is no call.
     """
-    _, tag, after = text.partition("<|python_tag|>")
-    body = (after if tag else text).strip()
-    if not tag and not body.startswith("{"):
-        return []
-    if tag and not body.startswith("{"):
-        return [_pythonic(body)]
-    found: list[Call] = []
-    decoder = json.JSONDecoder(parse_constant=_constant)
-    while body:
-        try:
-            value, end = decoder.raw_decode(body)
-        except (ValueError, RecursionError) as e:
-            is_call = tag or found or re.match(r"\{\s*\"(?:name|parameters|type|function)\"", body)
-            problem = "it is nested too deeply" if isinstance(e, RecursionError) else e
-            return [*found, _broken(f"the call is not valid JSON: {problem}")] if is_call else []
-        if not tag and not found and not (isinstance(value, dict) and ("name" in value or "function" in value)):
-            return []
-        found.append(_from_value(value))
-        body = body[end:].strip().removeprefix(";").strip()
-    return found
+    return _scan(text, _LLAMA, _llama_call)
+
+
+def _llama_call(text: str, at: int) -> tuple[list[Call], int]:
+    tagged = text.startswith(_PYTHON, at)
+    begin = _after_space(text, at + len(_PYTHON)) if tagged else at
+    if not text.startswith("{", begin):
+        return [_pythonic(text[begin:].strip())], len(text)
+    is_call = tagged or _LLAMA_CALL.match(text, begin)
+    try:
+        value, end = _json_at(text, begin)
+    except _UnreadableError:
+        if is_call:
+            raise
+        return [], begin + 1
+    if not tagged and not (isinstance(value, dict) and ("name" in value or "function" in value)):
+        return [], end
+    calls, end = [_from_value(value)], _after_space(text, end, _SEPARATOR)
+    if not _LLAMA_NEXT.match(text, end):
+        calls.append(_broken(f"the call is not valid JSON: {text[end : end + 20]!r} stands after a call"))
+    return calls, end
 
 
 def _pythonic(text: str) -> Call:
+    """A call as Llama's template writes it. The template does not escape values, and the policy may, so a text with
+    backslashes could be read in two ways, and is an error."""
     found = _PYTHONIC.match(text)
     name = found[1] if found else "unknown"
     try:
-        tree = ast.parse(text[:10_000].strip(), mode="eval").body
-        if not found or not isinstance(tree, ast.Call) or tree.args:
+        if len(text) > _MOST_PYTHON:
+            raise ValueError(f"it is longer than {_MOST_PYTHON} characters")
+        tree = ast.parse(text, mode="eval").body
+        if not found or not isinstance(tree, ast.Call) or tree.args or not all(k.arg for k in tree.keywords):
             raise ValueError('write tool.call(argument="value")')
-        return Call(name, {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords if k.arg is not None})
+        sources = {str(k.arg): str(ast.get_source_segment(text, k.value)) for k in tree.keywords}
+        written = f"{found[0]}{', '.join(f'{key}={source}' for key, source in sources.items())})"
+        texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        if written != text or any(str(ast.get_source_segment(text, n))[1:-1] != n.value for n in texts):
+            raise ValueError('write tool.call(a="one", b=2), each argument once and no backslashes, or write JSON')
+        values = {k.arg: ast.literal_eval(k.value) for k in tree.keywords}
+        return Call(name, json_value(json.dumps(values)))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as e:
         return _broken(f"the call cannot be read: {e}", name)
+
+
+# ------------------------------------------------------------------------------------------------ Qwen3-Coder
+
+_FUNCTION = re.compile(r"<function=([^<>\n]{0,200})>")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]{0,200})>")
+_END, _VALUE_ENDS = "</function>", re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
+_QWEN_XML = _tags(f"{_OPEN}|<function=", stray=f"</parameter>|{_END}")
+_QWEN_XML_FORM = "a call is <function=name> with <parameter=key>value</parameter> in it"
 
 
 def qwen_xml(text: str) -> list[Call]:
     r"""Calls of Qwen3-Coder: ``<function=name>`` with ``<parameter=key>`` in it, in ``<tool_call>`` or without.
 
+    A value may hold any tag; nothing is escaped. So ``</parameter>`` ends it only where another parameter or
+    ``</function>`` follows. Templates write a value on lines of its own, and one line break between tags. Where a call
+    begins so, it must go on so: other spaces between its tags may be in a value. ``<tool_call>`` must be closed.
+
     Example:
       >>> qwen_xml("<function=add>\n<parameter=a>\n1\n</parameter>\n</function>")[0].arguments
       {'a': '1'}
     """
-    calls = []
-    for block in _blocks(text, "<tool_call>", "</tool_call>") if "<tool_call>" in text else [text]:
-        functions = _named(_FUNCTION, block)
-        if not functions and block is not text:
-            calls.append(_broken("a call is <function=name> with <parameter=key>value</parameter> in it"))
-        calls += [_function(name, body.partition("</function>")[0]) for name, body in functions]
-    return calls
+    return _scan(text, _QWEN_XML, _qwen_xml_call)
 
 
-def _named(tag: re.Pattern[str], text: str) -> list[tuple[str, str]]:
-    """The name in each of the tags, and what follows up to the next one."""
-    _, *parts = tag.split(text)
-    return [(name.strip(), body) for name, body in zip(parts[::2], parts[1::2], strict=True)]
-
-
-def _function(name: str, body: str) -> Call:
+def _qwen_xml_call(text: str, at: int) -> tuple[list[Call], int]:
+    wrapped = text.startswith(_OPEN, at)
+    function = _FUNCTION.match(text, _after_space(text, at + len(_OPEN)) if wrapped else at)
+    if not function:
+        raise _UnreadableError(_QWEN_XML_FORM, begun=False)
+    name, end = function[1].strip(), function.end()
     arguments: dict[str, str] = {}
-    for key, rest in _named(_PARAMETER, body):
-        value, closed, _ = rest.partition("</parameter>")
-        if not closed:
-            return _broken(f"the parameter {key!r} has no </parameter>", name)
-        if key in arguments:
-            return _broken(f"the parameter {key!r} occurs twice", name)
-        arguments[key] = value.removeprefix("\n").removesuffix("\n")
-    return Call(name, arguments, as_text=True) if name else _broken("the function has no name")
+    lines = False  # whether values stand on lines of their own
 
+    def gap(end: int) -> int:
+        """Behind the spaces between two tags."""
+        after = _after_space(text, end)
+        if lines and text[end:after] != "\n":
+            raise _UnreadableError("write one line break, and nothing else, between two tags of a call", name)
+        return after
+
+    while not text.startswith(_END, end := gap(end)):
+        parameter = _PARAMETER.match(text, end)
+        if not parameter:
+            begun = bool(arguments) or text.startswith("<parameter=", end)
+            raise _UnreadableError(f"{_QWEN_XML_FORM}, not {text[end : end + 20]!r}", name, begun=begun)
+        key, closing = parameter[1].strip(), _VALUE_ENDS.search(text, parameter.end())
+        if not closing:
+            raise _UnreadableError(f"the parameter {key!r} has no </parameter>", name)
+        if key in arguments:
+            raise _UnreadableError(f"the parameter {key!r} occurs twice", name)
+        value, end = text[parameter.end() : closing.start()], closing.end()
+        on_lines = len(value) > 1 and value[0] == value[-1] == "\n"
+        if (lines or "\n" in (value[:1], value[-1:])) and not on_lines:
+            raise _UnreadableError(f"write a line break before the value of {key!r} and one after it", name)
+        if "<parameter=" in value if not on_lines else "\n<parameter=" in value:
+            raise _UnreadableError(f"the parameter {key!r} has no </parameter> before the next one", name)
+        lines, arguments[key] = on_lines, value[1:-1] if on_lines else value
+    end += len(_END)
+    if text.startswith(_CLOSE, after := _after_space(text, end)):
+        end = (gap(end) if wrapped else after) + len(_CLOSE)
+    elif wrapped:
+        raise _UnreadableError(f"the call has no {_CLOSE}", name)
+    return [Call(name, arguments, as_text=True) if name else _broken("the function has no name")], end
+
+
+# ------------------------------------------------------------------------------------------------ a turn
 
 FORMATS: dict[str, Parse] = {"hermes": hermes, "llama": llama, "qwen_xml": qwen_xml}
 
@@ -200,144 +418,31 @@ def read(text: str, parse: Parse) -> list[Call]:
     """The calls of a turn. What a policy writes while it reasons is none.
 
     Args:
-      text: of the turn; special tokens at its end do not matter.
-      parse: one of `FORMATS`, or a function of a user. If that raises, there is one call, which has the error.
+      text: of the turn, with the beginning that its prompt wrote, such as ``<think>``. Special tokens at its end do
+        not matter.
+      parse: one of `FORMATS`, or a function of a user, which gets the text after the reasoning that begins it. If that
+        raises, there is one call, which has the error.
     """
+    text = _without_special(text)
+    if parse not in FORMATS.values():
+        text = reasoning_tags.without_leading(text)
     try:
-        return list(parse(_without_special(_answer(text))))
+        return list(parse(text))
     except Exception as e:
         return [_broken(f"the call cannot be read: {type(e).__name__}: {e}"[:500])]
 
 
+_SPECIAL = re.compile(r"<\|[\w ]{1,40}\|>")
+
+
 def _without_special(text: str) -> str:
     """Without special tokens at the end, such as ``<|eot_id|>``."""
-    while _SPECIAL.fullmatch(text := text.rstrip(), max(text.rfind("<|"), 0)):
-        text = text[: text.rfind("<|")]
-    return text
-
-
-def _answer(text: str) -> str:
-    """Without reasoning, also where the prompt began it, or the turn was cut in it."""
-    return after_reasoning(_REASONING.sub("", text)).partition("<think>")[0]
-
-
-# ------------------------------------------------------------------------------------------------ schemas
-
-
-def check(call: Call, schemas: Mapping[str, Mapping[str, Any]]) -> Call:
-    """A call with its arguments in the schema's types, or with an error.
-
-    Args:
-      call: as it was read.
-      schemas: each tool's ``function`` of its JSON schema, by name.
-
-    Example:
-      >>> add = {"parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
-      >>> check(Call("add", {"a": "1"}), {"add": add}).error
-      "a: '1' is not an integer"
-    """
-    if call.error is not None:
-        return call
-    if call.name not in schemas:
-        known = ", ".join(sorted(schemas)) or "none"
-        return dataclasses.replace(call, error=f"there is no tool {call.name[:80]!r}; there are: {known}")
-    parameters = schemas[call.name].get("parameters") or {}
-    properties = {k: v for k, v in parameters.get("properties", {}).items() if k != "return"}
-    if unknown := sorted(set(call.arguments) - set(properties)):
-        known = ", ".join(properties) or "none"
-        return dataclasses.replace(call, error=f"it has no argument {unknown[0][:80]!r}; it has: {known}")
-    if missing := [name for name in parameters.get("required", ()) if name not in call.arguments]:
-        return dataclasses.replace(call, error=f"the argument {missing[0]!r} is missing")
-    read: dict[str, Any] = {}
-    for name, value in call.arguments.items():
-        schema = properties[name]
-        if call.as_text:
-            value = _typed(value, schema)
-        read[name], wrong = _convert(value, schema)
-        if wrong:
-            return dataclasses.replace(call, error=f"{name}{wrong}")
-    return dataclasses.replace(call, arguments=read)
-
-
-def _types(schema: Mapping[str, Any]) -> Sequence[str]:
-    kind = schema.get("type", ())
-    return (kind,) if isinstance(kind, str) else tuple(kind)
-
-
-def _typed(text: str, schema: Mapping[str, Any]) -> Any:
-    """A text as the value that the schema asks for, where it reads as one."""
-    types = {t for each in (schema, *schema.get("anyOf", ())) for t in _types(each)}
-    if not types or types == {"string"}:
-        return text
-    stripped = text.strip()
-    if stripped in ("True", "False") and "boolean" in types:
-        return stripped == "True"
-    if stripped in ("None", "null"):
-        return None
-    try:
-        value = _json(stripped)
-    except ValueError:
-        return text
-    return value if "string" not in types or not _convert(value, schema)[1] else text
-
-
-_NAMES = {
-    "integer": "an integer",
-    "number": "a number",
-    "string": "a text",
-    "boolean": "true or false",
-    "null": "null",
-    "array": "a list",
-    "object": "an object",
-}
-
-
-def _is(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    if kind == "integer":
-        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    classes = {"number": (int, float), "string": str, "null": type(None), "array": list, "object": dict}
-    return kind in classes and isinstance(value, classes[kind])
-
-
-def _show(value: Any) -> str:
-    try:
-        return f"{value!r:.80}"
-    except ValueError:  # a number with thousands of digits
-        return "a very long number"
-
-
-def _convert(value: Any, schema: Mapping[str, Any]) -> tuple[Any, str]:
-    """A value in the schema's type, and what is wrong with it: its place in the value, and the problem."""
-    if value is None and schema.get("nullable"):
-        return None, ""
-    if options := schema.get("anyOf"):
-        tried = [_convert(value, {**option}) for option in options]
-        return next((t for t in tried if not t[1]), tried[0])
-    if "enum" in schema and not any(value == e and type(value) is type(e) for e in schema["enum"]):
-        return value, f": {_show(value)} is none of {', '.join(map(repr, schema['enum']))}"
-    types = _types(schema)
-    if types and not any(_is(value, kind) for kind in types):
-        return value, f": {_show(value)} is not {' or '.join(_NAMES.get(kind, kind) for kind in types)}"
-    if isinstance(value, float) and "integer" in types and "number" not in types:
-        return int(value), ""
-    if isinstance(value, list):
-        return _converted(dict(enumerate(value)), lambda i: _item(schema, i), list)
-    if isinstance(value, dict) and isinstance(more := schema.get("additionalProperties"), Mapping):
-        return _converted(value, lambda _: more, dict)
-    return value, ""
-
-
-def _item(schema: Mapping[str, Any], index: int) -> Mapping[str, Any]:
-    fixed = schema.get("prefixItems", ())
-    return fixed[index] if index < len(fixed) else schema.get("items", {})
-
-
-def _converted(values: Mapping[Any, Any], schema_of: Callable[[Any], Mapping[str, Any]], kind: type) -> tuple[Any, str]:
-    read = {}
-    for key, value in values.items():
-        read[key], wrong = _convert(value, schema_of(key))
-        if wrong:
-            return value, f"[{_show(key)}]{wrong}"
-    return (list(read.values()) if kind is list else read), ""
+    end = len(text)
+    while end:
+        if text[end - 1].isspace():
+            end -= 1
+        elif (at := text.rfind("<|", max(end - 44, 0), end)) >= 0 and _SPECIAL.fullmatch(text, at, end):
+            end = at
+        else:
+            break
+    return text[:end]

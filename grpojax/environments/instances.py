@@ -22,6 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Literal
 
 from grpojax.environments import calls, worker
+from grpojax.environments.arguments import check
 from grpojax.environments.config import EnvironmentChoice, EnvironmentConfig
 from grpojax.environments.episodes import Episode, Reply
 from grpojax.environments.worker import Asked, History, Made, Played, Probe
@@ -253,7 +254,7 @@ class Workers:
                 raise ValueError(f"episode {episode} has a reply that was not taken")
             schemas = self._schemas[instance.choice]
             read = calls.read(text, self._parse)
-            read = [calls.check(c, schemas) for c in read[:MOST_CALLS]] + [_not_made(c) for c in read[MOST_CALLS:]]
+            read = [check(c, schemas) for c in read[:MOST_CALLS]] + [_not_made(c) for c in read[MOST_CALLS:]]
             asked = tuple(Asked(call.name, call.arguments) for call in read if call.error is None)
             if instance.invalid is not None or not asked:
                 self._ready[episode] = _reply(instance.invalid, read, Played())

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from grpojax.data.chat_template import ChatTemplate
+from grpojax.data.chat_template import ChatTemplate, special_texts
 from grpojax.environments import calls as tool_calls
+from grpojax.environments.arguments import check
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs.token_sampling import DrawConfig
@@ -204,9 +205,8 @@ class Api:
             raise Refused("messages: give at least one", "messages")
         if tools := _tools(body):
             self._form()
-        options = _typed(body, "chat_template_kwargs", (dict,), {})
         try:
-            template = self._template(json.dumps(options, sort_keys=True))
+            template = self._template(_options(body))
             text = template.render(messages, tools=tools or None)
         except UserError as e:
             raise Refused(
@@ -268,15 +268,17 @@ class Api:
         }
         if not schemas:
             return answer.text, []
-        form = self._form()
-        written = self.engine.tokenizer.decode(answer.tokens, skip_special_tokens=False)  # some are a call's markers
-        found = tool_calls.read(written, tool_calls.FORMATS[form])
+        tokenizer, begun = self.engine.tokenizer, self._template(_options(body)).tail  # such as <think>
+        written = begun + tokenizer.decode(answer.tokens, skip_special_tokens=False)  # some are a call's markers
+        found = tool_calls.read(written, tool_calls.FORMATS[self._form()])
         if not found or any(call.error is not None for call in found):
             return answer.text, []
+        before = written[len(begun) : found[0].at]
+        for special in special_texts(tokenizer):
+            before = before.replace(special, "")
         # One that does not fit keeps its arguments as written: the agent's tool says what is wrong with them.
-        found = [tool_calls.check(call, schemas) for call in found]
-        before = "" if form == "llama" else answer.text.partition("<tool_call>")[0].partition("<function=")[0].strip()
-        return before or None, [
+        found = [check(call, schemas) for call in found]
+        return before.strip() or None, [
             {
                 "id": f"call_{self._started}_{next(self._numbers)}",
                 "type": "function",
@@ -316,6 +318,11 @@ def _typed(body: Mapping[str, Any], name: str, types: tuple[type, ...], default:
         takes = " or ".join(t.__name__ for t in types)
         raise Refused(f"{name}={value!r:.60} has the wrong type; it takes {takes}", name)
     return value
+
+
+def _options(body: Mapping[str, Any]) -> str:
+    """What a request sets in the chat template, as JSON."""
+    return json.dumps(_typed(body, "chat_template_kwargs", (dict,), {}), sort_keys=True)
 
 
 def _prompts(value: Any) -> list[str | list[int]]:

@@ -135,6 +135,12 @@ def test_reasoning_of_earlier_answers_may_be_dropped(opens, closes, caplog):
     ]
 
 
+def test_an_argument_that_the_template_takes_for_reasoning_is_refused():
+    call = '<think>so</think><tool_call>{"name": "f", "arguments": {"text": "a </think> b"}}</tool_call>'
+    with pytest.raises(UserError, match="loses the assistant's"):
+        tokenize_with("drops").text([REASONED[0], {"role": "assistant", "content": call}, REASONED[2]])
+
+
 @pytest.mark.parametrize("answer", ["so it is 2", "<b>so</b> it is 2", "<think>so</think>3"])
 def test_an_answer_that_is_lost_otherwise_is_refused(answer):
     template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content[-9:] if loop.first else '2' }}{% endfor %}"

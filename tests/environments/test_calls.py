@@ -1,13 +1,14 @@
-"""Tool calls in texts: what each form reads, what schemas take, and that nothing raises."""
+"""Tool calls in texts: what each form reads, that no value changes what is called, and that nothing raises."""
 
 import json
 import random
+import time
 
+import call_texts
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from grpojax.environments import calls
+from grpojax.environments.arguments import check
 from grpojax.environments.calls import Call
 from grpojax.host.errors import UserError
 
@@ -26,6 +27,14 @@ and more
 </function>
 </tool_call>"""
 SEARCH = Call("search", {"query": "a < b\nand more", "top": "3"}, as_text=True)
+
+
+def xml(value, name="write"):
+    return f"<tool_call>\n<function={name}>\n<parameter=text>\n{value}\n</parameter>\n</function>\n</tool_call>"
+
+
+def written(value):
+    return Call("write", {"text": value}, as_text=True)
 
 
 @pytest.mark.parametrize(("form", "text", "found"), [
@@ -53,9 +62,69 @@ SEARCH = Call("search", {"query": "a < b\nand more", "top": "3"}, as_text=True)
     ("qwen_xml", XML.removeprefix("<tool_call>").removesuffix("</tool_call>"), [SEARCH]),
     ("qwen_xml", "<function=now>\n</function>", [Call("now", as_text=True)]),
     ("qwen_xml", XML + XML, [SEARCH, SEARCH]),
+    ("qwen_xml", "<function=search><parameter=query>a < b</parameter></function></tool_call>",
+     [Call("search", {"query": "a < b"}, as_text=True)]),
 ])  # fmt: skip
 def test_calls_are_read(form, text, found):
     assert calls.read(text, calls.FORMATS[form]) == found
+
+
+TAGS = (
+    "<think>a</think> <reason>b</reason> <tool_call> </tool_call> <function=x> <parameter=y> </function> </parameter> ."
+)
+
+
+@pytest.mark.parametrize("reasoning", ["", "<think>so</think>", "so</think>", f"<think>{HERMES}{xml(1)}</think>"])
+def test_tags_in_values_are_text(reasoning):
+    quoted = json.dumps(TAGS)
+    for form, text, call in (
+        ("hermes", f'<tool_call>{{"name": "write", "arguments": {{"text": {quoted}}}}}</tool_call>', None),
+        ("llama", f'{{"name": "write", "parameters": {{"text": {quoted}}}}}', None),
+        ("llama", f"<|python_tag|>write.call(text={quoted})", None),
+        ("qwen_xml", xml(TAGS), written(TAGS)),
+    ):
+        assert calls.read(reasoning + text, calls.FORMATS[form]) == [call or Call("write", {"text": TAGS})]
+
+
+@pytest.mark.parametrize("value", ["", "\n", "\na\n\n", " a ", "</parameter>", "a\n</parameter>", "\n</function>\n"])
+def test_a_value_on_lines_of_its_own_is_exact(value):
+    assert calls.read(xml(value) + xml("b"), calls.qwen_xml) == [written(value), written("b")]
+
+
+@pytest.mark.parametrize(("form", "text", "found"), [
+    ("hermes", f"I use <tool_call>.</think>{HERMES}", [ADD]),
+    ("hermes", f"I could {HERMES}.</think>{HERMES}", [ADD]),
+    ("hermes", f"<think>One.</think>{HERMES} that was </think>", [ADD]),
+    ("hermes", f"[THINK]I could {HERMES}[/THINK]{HERMES}[THINK]Or {HERMES}", [ADD]),
+    ("hermes", f"I say <reason>so</reason>. {HERMES}", [ADD]),
+    ("llama", f"<think>{LLAMA}</think>\n{LLAMA}", [ADD]),
+    ("qwen_xml", f"<think>I use <function=f> and <parameter=</think>{XML}", [SEARCH]),
+])  # fmt: skip
+def test_reasoning_ends_before_the_first_call(form, text, found):
+    assert calls.read(text, calls.FORMATS[form]) == found
+
+
+def test_a_parser_of_a_user_gets_what_stands_after_the_first_reasoning():
+    def parse(text):
+        return [Call(text)]
+
+    for text in ("<think>so</think> f(</think>)", "[THINK]a[/THINK]<think>b</think> f(</think>)", " f(</think>)"):
+        assert calls.read(text + "<|eot_id|>", parse) == [Call(" f(</think>)")]
+
+
+def test_calls_are_read_up_to_where_the_text_was_cut():
+    two = '<tool_call>{"name": "f", "arguments": {"text": "</tool_call>"}}</tool_call>' * 2
+    whole = xml(TAGS) + "\n" + XML
+    for form, text, one in (("hermes", two, len(two) // 2), ("qwen_xml", whole, len(xml(TAGS)))):
+        first = calls.read(text, calls.FORMATS[form])[0]
+        for end in range(len("<tool_call>"), len(text)):
+            found = calls.read(text[:end], calls.FORMATS[form])
+            made = [call for call in found if call.error is None]
+            if form == "qwen_xml":
+                assert made == [first] * (end >= one)
+            else:
+                assert made in ([first] * (end >= one), [first] * (1 + (end >= one)))  # without </tool_call>
+            assert len(found) == len(made) or found[-1].error
 
 
 @pytest.mark.parametrize(("form", "text", "name", "error"), [
@@ -71,7 +140,33 @@ def test_calls_are_read(form, text, found):
     ("llama", '{"name": ' + "[" * 100_000, "unknown", "nested too deeply"),
     ("llama", "<|python_tag|>print(3)", "print", "tool.call"),
     ("llama", "<|python_tag|>for x in y: pass", "unknown", "cannot be read"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "a": 2}}</tool_call>', "unknown", "'a' occurs twice"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', "unknown", "too large"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 200 + "]" * 200 + "}}</tool_call>", "unknown",
+     "nested too deeply"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}, "b": 2}</tool_call>', "add", "also 'b'"),
+    ("hermes", '<tool_call>{"name": "add", "args": {"a": 1}}</tool_call>', "add", "also 'args'"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {}, "parameters": {}}</tool_call>', "add", "both"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {}}}</tool_call>', "unknown", "stands after it"),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "<tool_call>{"name": "g"}</tool_call>"}}</tool_call>',
+     "unknown", "not valid JSON"),
+    ("hermes", f"{HERMES} that was </think>", "add", "closes reasoning"),
+    ("llama", '<|python_tag|>f.call(a="1", a="2")', "f", "once"),
+    ("llama", '<|python_tag|>f.call(a="1" "2")', "f", "once"),
+    ("llama", '<|python_tag|>f.call(a="C:\\new")', "f", "backslashes"),
+    ("llama", '<|python_tag|>f.call(**{"a": 1})', "f", "tool.call"),
+    ("llama", "<|python_tag|>f(a=1)(b=2)", "f", "cannot be read"),
+    ("llama", "<|python_tag|>f(a={1, 2})", "f", "not JSON serializable"),
     ("qwen_xml", "<tool_call>add</tool_call>", "unknown", "<function=name>"),
+    ("qwen_xml", "<tool_call>\n<function=f>\n</function>", "f", "no </tool_call>"),
+    ("qwen_xml", '<function=f>{"a": 1}</function>', "f", "<parameter=key>"),
+    ("qwen_xml", "<function=f>\n<parameter=a\n1\n</parameter>\n</function>", "f", "<parameter=key>"),
+    ("qwen_xml", xml("1\n</parameter>\n<parameter=b\n2"), "write", "<parameter=key>"),
+    ("qwen_xml", xml("1\n<parameter=b>\n2"), "write", "no </parameter> before the next"),
+    ("qwen_xml", xml("1</parameter></function> 2"), "write", "line break"),
+    ("qwen_xml", xml("1\n</parameter>\n\n<parameter=b>\n2"), "write", "line break"),
+    ("qwen_xml", xml("1\n</parameter>\n</function></tool_call>"), "write", "line break"),
+    ("qwen_xml", xml("1\n</parameter>\n</function>\n</tool_call> 2"), "write", "may have been cut"),
     ("qwen_xml", "<function=add><parameter=a>1</function>", "add", "no </parameter>"),
     ("qwen_xml", "<function=add><parameter=a>1</parameter><parameter=a>2</parameter></function>", "add", "twice"),
 ])  # fmt: skip
@@ -85,80 +180,6 @@ def test_a_parser_that_raises_is_an_error_of_the_call():
         raise KeyError("x")
 
     assert "KeyError" in calls.read("any", parse)[0].error
-
-
-SCHEMAS = {
-    "f": {
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "n": {"type": "integer"},
-                "x": {"type": "number", "nullable": True},
-                "s": {"type": "string"},
-                "yes": {"type": "boolean"},
-                "side": {"type": "string", "enum": ["left", "right"]},
-                "list": {"type": "array", "items": {"type": "integer"}},
-                "pair": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}]},
-                "map": {"type": "object", "additionalProperties": {"type": "number"}},
-                "either": {"type": ["integer", "string"]},
-                "any": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "integer"}]},
-                "free": {},
-                "return": {"type": "string"},
-            },
-        }
-    },
-    "needs": {"parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}},
-    "now": {"parameters": None},
-}
-
-
-@pytest.mark.parametrize(("arguments", "as_text", "read"), [
-    ({"n": 3, "x": 2, "s": "a", "yes": True, "side": "left"}, False, None),
-    ({"n": 3.0}, False, {"n": 3}),
-    ({"x": None, "list": [1, 2], "pair": [1, "a"], "map": {"k": 1.5}, "free": [None]}, False, None),
-    ({"either": "a", "any": ["a"]}, False, None),
-    ({"n": "3", "x": " 2.5\n", "s": "3", "yes": "True", "list": "[1]", "either": "4", "any": "[\"a\"]"}, True,
-     {"n": 3, "x": 2.5, "s": "3", "yes": True, "list": [1], "either": 4, "any": ["a"]}),
-    ({"x": "null", "either": "{", "free": "[1]", "yes": "false"}, True,
-     {"x": None, "either": "{", "free": "[1]", "yes": False}),
-])  # fmt: skip
-def test_arguments_of_the_right_types(arguments, as_text, read):
-    checked = calls.check(Call("f", arguments, as_text=as_text), SCHEMAS)
-    assert checked.error is None and checked.arguments == (arguments if read is None else read)
-    assert type(checked.arguments.get("n", 0)) is int
-
-
-def test_a_tool_without_parameters():
-    assert calls.check(Call("now"), SCHEMAS).error is None
-    assert "it has: none" in calls.check(Call("now", {"a": 1}), SCHEMAS).error
-
-
-@pytest.mark.parametrize(("name", "arguments", "error"), [
-    ("g", {}, "there is no tool 'g'; there are: f, needs, now"),
-    ("needs", {}, "the argument 'a' is missing"),
-    ("needs", {"b": 1}, "it has no argument 'b'; it has: a"),
-    ("f", {"return": "x"}, "it has no argument 'return'"),
-    ("f", {"n": "3"}, "n: '3' is not an integer"),
-    ("f", {"n": True}, "n: True is not an integer"),
-    ("f", {"n": 2.5}, "n: 2.5 is not an integer"),
-    ("f", {"n": None}, "n: None is not an integer"),
-    ("f", {"x": False}, "x: False is not a number"),
-    ("f", {"s": 3}, "s: 3 is not a text"),
-    ("f", {"yes": 1}, "yes: 1 is not true or false"),
-    ("f", {"side": "up"}, "side: 'up' is none of 'left', 'right'"),
-    ("f", {"list": [1, "a"]}, "list[1]: 'a' is not an integer"),
-    ("f", {"pair": [1, 2]}, "pair[1]: 2 is not a text"),
-    ("f", {"map": {"k": "v"}}, "map['k']: 'v' is not a number"),
-    ("f", {"either": 2.5}, "either: 2.5 is not integer or string"),
-    ("f", {"any": [1]}, "any[0]: 1 is not a text"),
-])  # fmt: skip
-def test_arguments_of_wrong_types(name, arguments, error):
-    said = calls.check(Call(name, arguments), SCHEMAS).error
-    assert said.replace("an integer or a text", "integer or string").startswith(error)
-
-
-def test_a_number_that_is_too_long_to_show():
-    assert "a very long number is not a text" in calls.check(Call("f", {"s": 16**5000}), SCHEMAS).error
 
 
 @pytest.mark.parametrize(("template", "form"), [
@@ -187,6 +208,9 @@ PIECES = [
 ]  # fmt: skip
 
 
+SCHEMAS = {"f": {"parameters": {"type": "object", "properties": {"n": {}}}}}
+
+
 def fuzz(seed, n):
     rng = random.Random(seed)
     for _ in range(n):
@@ -197,7 +221,7 @@ def fuzz(seed, n):
         for parse in calls.FORMATS.values():
             parse(text)
             for call in calls.read(text, parse):
-                checked = calls.check(call, SCHEMAS)
+                checked = check(call, SCHEMAS)
                 assert checked.error is None or (checked.error and "\n" not in checked.name[:1])
                 if checked.error is None:
                     json.dumps(checked.arguments)
@@ -212,15 +236,38 @@ def test_none_of_ten_thousand_texts_raises():
     fuzz(1, 10_000)
 
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["n", "s", "k"]), inner, max_size=3),
-    max_leaves=8,
-)
+LONG = ["<tool_call>", "<think>", "<think></think>", "<a_think></b_think>", "<tool_call>{}", "{", "</parameter> ",
+        "<function=f><parameter=a>", "<|a|>", "think"]  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.dictionaries(st.sampled_from(sorted(SCHEMAS["f"]["parameters"]["properties"])), values), st.booleans())
-def test_no_argument_raises(arguments, as_text):
-    given = {k: json.dumps(v) for k, v in arguments.items()} if as_text else arguments
-    calls.check(Call("f", given, as_text=as_text), SCHEMAS)
+@pytest.mark.parametrize("piece", LONG)
+def test_a_long_text_is_read_in_no_time(piece):
+    since = time.process_time()
+    for begin in ("", "<", "<think>"):
+        for parse in calls.FORMATS.values():
+            calls.read(begin + piece * (30_000 // len(piece)), parse)
+    assert time.process_time() - since < 2
+
+
+# ------------------------------------------------------------------------------------------------ generated turns
+
+
+def read_back(seed, n):
+    """Asserts that no call of n generated turns is wrong or lost; how many are right, by form."""
+    rng, right, of = random.Random(seed), dict.fromkeys(call_texts.WRITERS, 0), n // len(call_texts.WRITERS)
+    for form in call_texts.WRITERS:
+        for _ in range(of):
+            made = call_texts.turn(rng, form)
+            found = calls.read(made.text, calls.FORMATS["llama" if form == "pythonic" else form])
+            right[form] += call_texts.outcome(made, found) == "right"
+    return {form: count / of for form, count in right.items()}
+
+
+def test_generated_turns_are_read_back():
+    right = read_back(0, 600)
+    assert right["hermes"] == right["llama"] == 1 and right["qwen_xml"] > 0.6 and right["pythonic"] > 0.5
+
+
+@pytest.mark.exhaustive("environments/test_calls.py::test_generated_turns_are_read_back")
+def test_many_generated_turns_are_read_back():
+    read_back(1, 100_000)

@@ -167,12 +167,13 @@ HERMES = """{% for t in tools or [] %}{{ t.function.name }} {% endfor %}
         ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' * 2, None, [{"a": 1}] * 2),
         ('<tool_call>{"name": "add", "arguments": {"a": "x"}}</tool_call>', None, [{"a": "x"}]),
         ('<tool_call>{"name": "add", "arguments": {"a": 1}', "as it is", None),
+        ('<tool_call>{"name": "add", "arguments": {"a": "</think>"}}</tool_call>', None, [{"a": "</think>"}]),
         ("1 + 2 = 3", "as it is", None),
     ],
 )
-def test_tool_calls_are_read_from_the_text(tokenizer, text, content, arguments):
+def test_tool_calls_are_read_from_the_text(tokenizer, text, content, arguments, template=None):
     tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.chat_template = HERMES
+    tokenizer.chat_template = template or HERMES
     engine = FakeEngine(tokenizer, text)
     engine.max_positions = 400
     batcher = Batcher(engine, most=1)
@@ -187,6 +188,20 @@ def test_tool_calls_are_read_from_the_text(tokenizer, text, content, arguments):
     assert (calls and [json.loads(call["function"]["arguments"]) for call in calls]) == arguments
     assert choice["finish_reason"] == ("tool_calls" if arguments else "stop")
     assert plain["message"] == {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "arguments"),
+    [
+        ("I use <tool_call> {}.</think>Well.\n{}", "I use <tool_call> {}.</think>Well.", [{"a": 1}]),
+        ("I could {}", "as it is", None),
+    ],
+)
+def test_a_call_in_reasoning_that_the_template_began_is_none(tokenizer, text, content, arguments):
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    opens = HERMES + "{% if add_generation_prompt %}<think>{% endif %}"
+    text, content = (each.replace("{}", call) for each in (text, content))
+    test_tool_calls_are_read_from_the_text(tokenizer, text, content, arguments, opens)
 
 
 @pytest.mark.parametrize(
