@@ -145,8 +145,8 @@ def sequence_mean(x: AnyTokens, mask: AnyTokens, segments: AnyTokens | None = No
 def deviation(x: Array, mask: Array, axis: Axis = None, ddof: int = 0) -> tuple[Array, Array]:
     """``(std, dead)``: the deviation where ``mask``, and whether there is none: all equal, or no more than ``ddof``.
 
-    ``sqrt(variance)`` and bool, shapes as in `total` with the reduced dimensions kept. Numbers may have any size: their
-    squares are those of their ratios to a power of two, which costs no digits.
+    ``sqrt(variance)`` and bool, shapes as in `total` with the reduced dimensions kept. Numbers may have any size and any
+    offset: they are taken from the smallest on, and in units of a power of two, which costs no digits.
 
     Example:
       >>> std, dead = deviation(jnp.array([[1.0, 3.0], [0.1, 0.1]]), jnp.ones((2, 2), bool), 1)
@@ -154,10 +154,11 @@ def deviation(x: Array, mask: Array, axis: Axis = None, ddof: int = 0) -> tuple[
       ([1.0], [[False], [True]])
     """
     n = as_mask(mask).sum(axis, keepdims=True)
-    x = jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0)
-    exponent = jnp.frexp(jnp.abs(x).max(axis, keepdims=True))[1] - 1
-    ratios = jnp.ldexp(x, -exponent)
-    std = jnp.ldexp(jnp.sqrt(variance(ratios, mask, axis, keepdims=True, ddof=ddof)), exponent)
+    x = jnp.where(mask, jnp.asarray(x, jnp.float32), jnp.inf)
+    above = jnp.where(mask, x - x.min(axis, keepdims=True), 0.0)
+    exponent = jnp.frexp(above.max(axis, keepdims=True))[1] - 1
+    units = jnp.ldexp(above, -exponent)
+    std = jnp.ldexp(jnp.sqrt(variance(units, mask, axis, keepdims=True, ddof=ddof)), exponent)
     return std, all_equal(x, mask, axis, keepdims=True) | (n <= ddof)
 
 

@@ -115,6 +115,8 @@ def test_a_deviation_of_any_size():
     x, mask = np.array([[1.0, 0.25, 0.0, 0.1]], np.float32), np.ones((1, 4), bool)
     std = np.sqrt(masked.variance(x, mask, 1, keepdims=True, ddof=1))
     np.testing.assert_array_equal(masked.deviation(x, mask, 1, 1)[0], std)
+    offset = np.float32(2**24) + np.array([[0.0, 0.0, 2.0, 4.0]], np.float32)
+    close(masked.deviation(offset, mask, 1, 1)[0], [[np.std([0, 0, 2, 4], ddof=1)]])  # 1.9 with the mean of the sum
     for size in (1e20, 3e37, 1e-30):
         got, dead = masked.deviation(x * np.float32(size), mask, 1, 1)
         close(got / np.float32(size), std, rtol=1e-6)

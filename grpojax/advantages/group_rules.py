@@ -118,7 +118,7 @@ def best_margin(*, scaled: bool = False, eps: float = 1e-6) -> Transform:
         ranked = jax.lax.top_k(jnp.where(valid, values, -jnp.inf), 2)[0]
         margin = jnp.where(jnp.isfinite(ranked[:, 1:]), ranked[:, :1] - ranked[:, 1:], 0.0)
         if scaled:
-            margin = margin / (jnp.sqrt(masked.variance(values, valid, 1, keepdims=True, ddof=1)) + eps)
+            margin = margin / (masked.deviation(values, valid, 1, 1)[0] + eps)
         return jnp.where(valid & (values == ranked[:, :1]), margin, 0.0)
 
     return transform
