@@ -106,3 +106,22 @@ def steps_or_not(prompts, completions, tokens, *, k, **columns):
 
 def ends_of_pieces(prompts, completions, tokens, *, pieces, **columns):
     return [[(i + 1, 1.0) for i, piece in enumerate(of_sample) if "=" in piece] for of_sample in pieces]
+
+
+_client = []
+
+
+async def with_client(prompts, completions, tokens, **columns):
+    """Asks a task that it keeps between calls, as clients of servers keep their connections."""
+
+    async def answer(asked):
+        while True:
+            (await asked.get()).set_result(1.0)
+
+    if not _client:
+        asked = asyncio.Queue()
+        _client.extend([asked, asyncio.create_task(answer(asked))])
+    answers = [asyncio.get_running_loop().create_future() for _ in completions]
+    for each in answers:
+        _client[0].put_nowait(each)
+    return [await asyncio.wait_for(each, 1) for each in answers]

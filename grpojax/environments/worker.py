@@ -1,6 +1,5 @@
 """What a worker of the environments does: it holds instances, resets them, and calls their tools."""
 
-import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -255,7 +254,7 @@ def reward(episode: Episode, most_bytes: int) -> tuple[float | None, Played] | N
     value, played = None, Played()
     _printed()
     try:
-        given = _call(instance.get_reward, {})
+        given = sandbox.call(instance.get_reward)
         value = None if given is None else float(given)
     except MemoryError:
         os._exit(sandbox.OUT_OF_MEMORY)
@@ -293,7 +292,7 @@ def _reset(instance: Any, row: Mapping[str, Any]) -> Any:
     parameters = inspect.signature(instance.reset).parameters.values()
     takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters)
     names = {p.name for p in parameters}
-    return _observation(_call(instance.reset, {k: v for k, v in row.items() if takes_all or k in names}))
+    return _observation(sandbox.call(instance.reset, **{k: v for k, v in row.items() if takes_all or k in names}))
 
 
 def _observation(value: Any) -> str | list[Mapping[str, Any]] | None:
@@ -334,7 +333,7 @@ def _turn(made: Made, instance: Any, asked: Sequence[Asked], most_bytes: int) ->
 
 def _answer(tools: Mapping[str, Callable[..., Any]], asked: Asked, most_bytes: int) -> Answer:
     try:
-        value = _call(tools[asked.name], dict(asked.arguments))
+        value = sandbox.call(tools[asked.name], **asked.arguments)
         if isinstance(value, bytes | bytearray | memoryview):
             value = bytes(value[: most_bytes + 1]).decode(errors="replace")
         return Answer(_cut(value if isinstance(value, str) else str(value), most_bytes), False)
@@ -361,28 +360,6 @@ def _cut(text: str, most_bytes: int) -> str:
     if len(encoded) <= most_bytes:
         return encoded.decode()
     return encoded[: max(most_bytes - len(CUT), 0)].decode(errors="ignore") + CUT
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """One for all calls of this process, so that connections of an instance stay open between them."""
-    return asyncio.new_event_loop()
-
-
-def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    process = os.getpid()
-    try:
-        value = function(**arguments)
-        if inspect.isawaitable(value):
-
-            async def finish():
-                return await value
-
-            value = _loop().run_until_complete(finish())
-        return value
-    finally:
-        if os.getpid() != process:  # the tool has forked, and this is its copy of the worker
-            os._exit(0)
 
 
 def _traceback(error: BaseException) -> str:

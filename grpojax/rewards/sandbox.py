@@ -1,5 +1,6 @@
 """A worker process and what may be done in it: no jax, no Ctrl-C, a limit to its memory."""
 
+import asyncio
 import contextlib
 import functools
 import importlib
@@ -52,6 +53,7 @@ def start(
         isolation.cut_network()
     if first is not None:
         first()
+    asyncio.set_event_loop(_loop())  # a client that a module makes while it is imported may bind to it
     for path in functions:
         with contextlib.suppress(BaseException):  # `probe` reports it, or the samples do
             imported(path)
@@ -97,6 +99,29 @@ def imported(path: str) -> Callable[..., Any]:
     """The function behind ``package.module:function``."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all calls in this process, so that clients' connections stay open between them."""
+    return asyncio.new_event_loop()
+
+
+def call(function: Callable[..., Any], /, *args: Any, **keywords: Any) -> Any:
+    """What a user's function returns, awaited if it is asynchronous."""
+    process = os.getpid()
+    try:
+        value = function(*args, **keywords)
+        if inspect.isawaitable(value):
+
+            async def finish():
+                return await value
+
+            value = _loop().run_until_complete(finish())
+        return value
+    finally:
+        if os.getpid() != process:  # the function has forked, and this is its copy of the worker
+            os._exit(0)
 
 
 class Probe(NamedTuple):

@@ -1,8 +1,6 @@
 """What a reward worker does: it judges some samples."""
 
-import asyncio
 import functools
-import inspect
 import math
 import os
 import pickle
@@ -101,9 +99,9 @@ def _judge(name: str, options: str, samples: Samples, twice: bool) -> list[Outco
 
 
 def _traceback(error: BaseException) -> str:
-    """Without this module's own frames, and no longer than is read."""
+    """Without the worker's own frames, and no longer than is read."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, sandbox.__file__):
         frames = frames.tb_next
     text = "".join(traceback.format_exception(error.with_traceback(frames), limit=-20))
     half = LONGEST_DETAIL // 2
@@ -111,20 +109,8 @@ def _traceback(error: BaseException) -> str:
 
 
 def call(function: Callable[..., Any], samples: Samples) -> Any:
-    """What a reward function returns, awaited if it is asynchronous."""
-    process = os.getpid()
-    try:
-        values = function(samples.prompts, samples.completions, samples.tokens, **samples.columns)
-        if inspect.isawaitable(values):
-
-            async def finish():
-                return await values
-
-            values = asyncio.run(finish())
-        return values
-    finally:
-        if os.getpid() != process:  # the function has forked, and this is its copy of the worker
-            os._exit(0)
+    """What a reward function returns for samples."""
+    return sandbox.call(function, samples.prompts, samples.completions, samples.tokens, **samples.columns)
 
 
 def outcomes_of(values: Any, tokens: Sequence[Sequence[int]]) -> list[Outcome]:

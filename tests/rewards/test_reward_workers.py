@@ -28,6 +28,14 @@ def test_a_worker_that_is_full_is_replaced():
         assert judge("hoards", batches=batches, memory_mb=256).invalid == {}
 
 
+def test_a_client_is_kept_from_job_to_job():
+    """A client belongs to the event loop that it was made in."""
+    config = RewardsConfig(terms=(RewardConfig(name="reward_functions:with_client"),), workers=1)
+    with Rewards(config) as rewards:
+        for _ in range(2):
+            assert rewards([""] * 3, [""] * 3, [[0]] * 3, {}).invalid == {}
+
+
 def test_a_sample_that_takes_all_memory_is_invalid():
     scores = judge("takes_all", memory_mb=256)
     assert scores.invalid == {"misbehaving:takes_all/memory": 2} and np.isnan(scores.total).all()
