@@ -9,6 +9,7 @@ import json
 import os
 import re
 import tempfile
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -112,8 +113,20 @@ def model(
         scores = re.findall(pattern, text or "")
         return float(scores[-1]) / most if scores else None
 
+    failed = threading.Event()
+
+    def ask_for(i: int) -> float | None:
+        """A sample's score; no request once another one has failed, as the whole call raises then."""
+        if failed.is_set():
+            return None
+        try:
+            return score(i)
+        except BaseException:
+            failed.set()
+            raise
+
     with ThreadPoolExecutor(batch) as threads:
-        return list(threads.map(score, range(len(completions))))
+        return list(threads.map(ask_for, range(len(completions))))
 
 
 def _filled(text: str, values: Mapping[str, Any]) -> str:

@@ -143,7 +143,7 @@ def test_a_model_that_cannot_answer_is_an_error(server):
     server.answers = lambda body: (400, "no")
     with pytest.raises(OSError, match="400 after 1 tries"):
         endpoint.model(["?"] * 9, ["a"] * 9, [[]] * 9, url=server.url, name="m", batch=2)
-    assert len(server.asked) < 9
+    assert len(server.asked) <= 2  # each thread ends with its first failure
 
 
 def test_as_a_reward_of_a_recipe(server):
