@@ -9,7 +9,7 @@ from etils import epath
 from scipy import special
 
 from grpojax.host.errors import UserError
-from grpojax.records.runs import by_method, read_runs
+from grpojax.records.runs import Run, by_method, read_runs
 
 # The metric of a pilot's runs is the first of these that all runs with any held-out value have.
 METRICS = ("test/accuracy", "test/reward", "eval/accuracy", "eval/reward")
@@ -103,13 +103,19 @@ class Pilot:
       metric: the metric of the runs.
       spread: of differences.
       runs: number of runs.
-      unfinished: how many of these did not reach their last step. They count with their last value, or 0.
+      unfinished: how many of these did not reach their last step. They count with their last value, or 0; those that
+        failed count as 0.
     """
 
     metric: str
     spread: Spread
     runs: int
     unfinished: int
+
+
+def _value(run: Run, metric: str) -> float:
+    result = run.value(metric)
+    return run.last(metric) or 0.0 if result is None else result
 
 
 def read_pilot(folder: epath.PathLike) -> Pilot:
@@ -129,7 +135,7 @@ def read_pilot(folder: epath.PathLike) -> Pilot:
         raise UserError(
             f"--pilot {folder}: two of its runs have the same method and seed; give runs that differ in these"
         ) from None
-    values = {m.name: {run.seed: run.last(metric) or 0.0 for run in m.runs} for m in methods}
+    values = {m.name: {run.seed: _value(run, metric) for run in m.runs} for m in methods}
     try:
         found = spread(values, next((m.name for m in methods if m.values["variant"] == "grpo"), None))
     except ValueError as e:

@@ -1,6 +1,6 @@
 """Metrics of a method's runs as one curve: the mean over seeds, and the lowest and the highest value.
 
-A run that failed stays in the held-out curves with its last value, as it does in the results.
+A run that failed stays in the held-out curves as it does in the results (`grpojax.records.runs.of_failed`).
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from grpojax.records.runs import FAILED, Method, Run
+from grpojax.records.runs import FAILED, Method, Run, of_failed
 from grpojax.records.sweeps import Chosen
 
 # The metrics that are drawn, in this order: a pattern of names, and the title.
@@ -114,7 +114,7 @@ def _natural(name: str) -> tuple[str, int]:
 class _Point(NamedTuple):
     step: int
     value: float
-    at: Mapping[str, float]  # by axis; empty for a last value that is carried on for a failed run
+    at: Mapping[str, float]  # by axis; empty for what a failed run counts as
 
 
 def _series(run: Run, name: str) -> list[_Point]:
@@ -141,7 +141,7 @@ def _line(index: int, method: Method, name: str, width: int) -> Line | None:
         for run, series in zip(method.drawn, each, strict=True):
             if run.ending[0] == FAILED:
                 last = series[-1] if series else _Point(-1, 0.0, {})
-                series += [_Point(step, last.value, {}) for step in steps if step > last.step]
+                series += [_Point(step, of_failed(last.value), {}) for step in steps if step > last.step]
     bins: dict[int, list[_Point]] = {}  # one entry for each seed
     for series in each:
         for number, group in itertools.groupby(series, key=lambda point: (point.step - 1) // width):

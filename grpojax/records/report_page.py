@@ -113,7 +113,7 @@ def _verdict(report: Report, c: Comparison) -> str:
 
 def _reading(report: Report) -> str:
     """The meaning of the columns, and what the seeds cannot show."""
-    text = "Runs that failed count with their last held-out value, or 0. Intervals are Student's t over seeds."
+    text = "Runs that failed count as 0. Intervals are Student's t over seeds."
     tested = [c for c in report.comparisons if c.result.p is not None]
     if tested:
         text += (
@@ -210,8 +210,7 @@ def _curves(curves: Sequence[Curve], names: Sequence[str]) -> str:
         )
     hint = (
         "Lines are means over seeds, bands go from the lowest to the highest seed. A run that failed stays in the "
-        "held-out curves with its last value, and is left out of the other curves from there on; an unfinished run is "
-        "in none. In a chart that has the focus, the arrow keys read out the points one by one."
+        "held-out curves as 0, and is left out of the other curves from there on; an unfinished run is in none. In a chart that has the focus, the arrow keys read out the points one by one."
     )
     return (
         f'<section>\n<h2 id="curves">Curves</h2>\n<p class="hint">{hint}</p>\n<div class="controls">'

@@ -91,15 +91,14 @@ class Run:
     def value(self, metric: str) -> float | None:
         """Its result: the last value of a held-out metric, or None for an unfinished run.
 
-        A failed run counts with the last recorded value of the metric, or with 0 if there is none. If the metric is of
-        the test set, which is read only at the end, the value of the validation set is taken.
+        A failed run counts as 0, whatever its policy was before (`of_failed`).
         """
         kind = self.ending[0]
         if kind != FAILED:
             return self.last(metric) if kind == FINISHED else None
-        for name in (metric, metric.replace("test/", "eval/", 1)):
+        for name in (metric, metric.replace("test/", "eval/", 1)):  # the test set is read only at the end
             if numbers := [line[name] for line in self.lines if _is_number(line.get(name))]:
-                return float(numbers[-1])
+                return of_failed(float(numbers[-1]))
         return 0.0
 
     @property
@@ -189,6 +188,19 @@ class Method:
     def differences(self) -> list[str]:
         """Settings other than the seed that are not the same in all of its runs."""
         return list(dict.fromkeys(line for run in self.runs[1:] for line in differences(self.runs[0], run)))
+
+
+def of_failed(last: float) -> float:
+    """The result of a run that failed, whose last value was ``last``: 0, or its last value if that is less.
+
+    It has brought no policy. Its last value would be that of the untrained policy if it failed early, and a method that
+    breaks would count as one that learns nothing.
+
+    Example:
+      >>> of_failed(0.25), of_failed(-1.5)
+      (0.0, -1.5)
+    """
+    return min(last, 0.0)
 
 
 def setting(config: Mapping[str, Any], dotted: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from grpojax.host.console import log
 from grpojax.records import sweeps
 from grpojax.records.metrics import read_metrics
+from grpojax.records.runs import of_failed
 from grpojax.records.sweeps import Chosen, Failure, Rate
 from grpojax.run.jobs import Job, Outcome, Queue
 from grpojax.run.sweep import Sweep, identity, introduction, record, shared, unique
@@ -67,8 +68,8 @@ def rate_jobs(sweep: Sweep, rates: Mapping[str, Sequence[float]]) -> RateJobs:
 def choose_rates(sweep: Sweep, queue: Queue, search: RateJobs) -> tuple[dict[str, float], Outcome]:
     """The learning rate of each method with the highest mean of the last held-out rewards (`best`).
 
-    Each rate has a run of the full length for each of `Sweep.rate_seeds`. A run that fails counts with its last
-    held-out reward, or 0. Where the best rate is at an end of the range, the range is extended there (`next_rate`), at
+    Each rate has a run of the full length for each of `Sweep.rate_seeds`. A run that fails counts as 0
+    (`grpojax.records.runs.of_failed`). Where the best rate is at an end of the range, the range is extended there (`next_rate`), at
     most `MOST_EXTENSIONS` times. The choice and the results behind it are kept in ``rates.json``, so that a restarted
     sweep continues with them. If none of a method's runs has a held-out reward, the method is left out, and its rate is
     searched again at the next start.
@@ -128,7 +129,9 @@ def _choose(asked: str, results: Mapping[float, Mapping[int, Ended]]) -> Chosen:
     """The choice that follows from a method's results by rate and seed."""
     curve = []
     for rate, by_seed in sorted(results.items()):
-        values = {seed: reward or 0.0 for seed, (reward, _) in by_seed.items()}
+        values = {
+            seed: of_failed(reward or 0.0) if failure else reward or 0.0 for seed, (reward, failure) in by_seed.items()
+        }
         failed = {seed: failure for seed, (_, failure) in by_seed.items() if failure is not None}
         curve.append(Rate(rate=rate, mean=sum(values.values()) / len(values), values=values, failed=failed))
     if all(reward is None for by_seed in results.values() for reward, _ in by_seed.values()):
@@ -141,7 +144,7 @@ def _summary(chosen: Chosen, seeds: int) -> str:
     each = ", ".join(f"{x.rate:g} {x.mean:.3f}" for x in chosen.curve)
     text = f"learning rate {chosen.rate:g}, by held-out reward over {seeds} seeds: {each}"
     if failed := sum(len(x.failed) for x in chosen.curve):
-        text += f"; {failed} runs failed and count with their last value, or 0"
+        text += f"; {failed} runs failed and count as 0"
     if chosen.edge is not None:
         text += f"; it is still the {chosen.edge} of the range after {MOST_EXTENSIONS} extensions"
     return text

@@ -59,9 +59,9 @@ def test_a_pilot_is_read(tmp_path):
     found = power.read_pilot(write_runs(tmp_path / "one", values))
     assert (found.metric, found.runs, found.unfinished) == ("eval/accuracy", 5, 0)
     assert found.spread.paired and found.spread.sd == pytest.approx(math.sqrt(0.005))  # of 0.1 and 0.2
-    # A run that ended early counts with its last value.
+    # Runs that failed count as 0, so that they do not differ.
     found = power.read_pilot(write_runs(tmp_path / "short", values, "test/accuracy", done=4))
-    assert (found.metric, found.unfinished) == ("test/accuracy", 5)
+    assert (found.metric, found.unfinished, found.spread.sd) == ("test/accuracy", 5, 0.0)
 
 
 @pytest.mark.parametrize(("values", "message"), [

@@ -304,14 +304,13 @@ def test_the_numbers_as_json(built):
 
 
 @pytest.mark.parametrize(("seeds", "ended", "last", "counts"), [
-    ((2, 3, 4), "step 4: 3 updates in a row had a gradient that is not finite", 0.02, 0.02),
-    ((2, 3, 4), None, 0.02, 0.02),  # killed: the process left no reason
-    ((4,), "entropy_collapse", 0.02, 0.02),
+    ((2, 3, 4), "step 4: 3 updates in a row had a gradient that is not finite", 0.25, 0.0),
+    ((2, 3, 4), None, 0.25, 0.0),  # killed: the process left no reason
     ((1, 2, 3, 4), "no held-out value is recorded", None, 0.0),
-    ((1,), "the last one is not a number", [0.02, None], 0.02),
+    ((1,), "the last one is not a number, and 0 would be better", [-0.25, None], -0.25),
 ])  # fmt: skip
-def test_a_run_that_failed_counts(tmp_path, seeds, ended, last, counts):
-    """Two methods by five seeds; the failed ones are at step 4 of 6, with accuracy 0.02 or less."""
+def test_a_run_that_failed_counts_as_none_and_not_as_its_policy_before(tmp_path, seeds, ended, last, counts):
+    """Two methods by five seeds; the failed ones are at step 4 of 6."""
     data = report_runs.write_data(tmp_path / "data.jsonl")
     for seed in range(5):
         report_runs.write_run(tmp_path / "runs" / f"grpo_{seed}", "grpo", seed, 0.5, data=data)
@@ -375,8 +374,7 @@ def test_the_test_set_is_the_result_where_every_run_has_read_it(tmp_path):
     report_runs.write_run(tmp_path / "runs" / "dapo_1", "dapo", 1, 0.25, data=data, test=1.0)
     got = report.build([tmp_path])
     assert got.metric == "test/accuracy" and got.title() == "test accuracy" and "validation" not in "\n".join(got.notes)
-    # The test set is read at the end only: what failed before counts with its last value of the validation set.
-    assert {r.method: r.values for r in got.results} == {"dapo": {0: 0.25, 1: 1.0}, "grpo": {0: 0.5, 1: 0.5}}
+    assert {r.method: r.values for r in got.results} == {"dapo": {0: 0.0, 1: 1.0}, "grpo": {0: 0.5, 1: 0.5}}
     (test,) = got.seed_tests
     assert (test.seed, test.difference) == (1, 0.5)  # on the problems of the test set
     report_runs.write_run(tmp_path / "runs" / "dapo_2", "dapo", 2, 0.25, data=data)
@@ -503,7 +501,7 @@ def test_what_a_sweep_knows_of_its_failures_is_in_the_report(tmp_path):
     sweeps.write(tmp_path, dataclasses.replace(record, failed=failed))
     result = report.build([tmp_path]).results[0]
     assert result.failed == {1: "ValueError: no", 2: "killed by signal 9"}
-    assert result.values == {0: 0.25, 1: 0.125, 2: 0.125}
+    assert result.values == {0: 0.25, 1: 0.0, 2: 0.0}
 
 
 def test_runs_that_a_sweep_has_not_started_are_counted(tmp_path):

@@ -132,22 +132,21 @@ def test_of_equal_rates_the_smallest_inside(means, wanted):
 
 
 def test_a_run_that_fails_counts(tmp_path, logged):
-    """With what it had, or 0; the choice is kept, and so is how the run ended."""
+    """As 0, whatever it had; the choice is kept, and so is how the run ended."""
 
     def reward(name, rate, seed):
         if rate == 1e-3:  # the best one while it lasts
             return "nothing" if seed == 1001 else 0.6
         return {1e-4: 0.3, 3e-4: 0.5}[rate]
 
-    queue = FakeQueue(reward, fails=("grpo_0.001_1001", "grpo_0.0003_1002", "grpo_1"))
+    queue = FakeQueue(reward, fails=("grpo_0.001_1001", "grpo_0.001_1002", "grpo_1"))
     outcome = rate_search.run(made(tmp_path, "grpo"), queue)
-    assert queue.rates("runs", "grpo") == [3e-4]  # 0.5 against (0.6 + 0 + 0.6) / 3
+    assert queue.rates("runs", "grpo") == [3e-4]  # 0.5 against (0.6 + 0 + 0) / 3
     assert list(outcome.failed) == ["grpo_1"]
-    assert "2 runs failed and count with their last value, or 0" in logged()
+    assert "2 runs failed and count as 0" in logged()
     lost = Failure(status=1, step=2, lines=("all is lost",))
-    _, middle, high = sweeps.read_rates(tmp_path)["grpo"].curve
-    assert (middle.mean, middle.failed) == (0.5, {1002: lost})
-    assert (high.values, high.failed) == ({1000: 0.6, 1001: 0.0, 1002: 0.6}, {1001: lost})
+    high = sweeps.read_rates(tmp_path)["grpo"].curve[-1]
+    assert (high.values, high.failed) == ({1000: 0.6, 1001: 0.0, 1002: 0.0}, {1001: lost, 1002: lost})
     assert sweeps.read(tmp_path).failed == {"grpo_1": lost}
     again = FakeQueue(reward)
     assert not rate_search.run(made(tmp_path, "grpo"), again).failed

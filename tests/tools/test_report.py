@@ -104,7 +104,7 @@ def test_charts_have_titles_and_inputs_labels(page):
 def test_it_says_what_is_in_the_runs(page):
     for said in ("grpo and gspo", "5 runs of 2 methods", "2 of 6 steps, failed: killed, for all one knows",
                  "25.0", "+25.0",
-                 "Runs that failed count with their last held-out value, or 0", "failed seeds", "inconclusive",
+                 "Runs that failed count as 0", "failed seeds", "inconclusive",
                  "No margin was stated (--margin), so that no two methods are called the same",
                  "model.path: 'builtin:tiny' -> \"<&'>\"", "<b>gspo_0</b> 0", "what is 0 < 1 & 2?", "By difficulty",
                  "gspo has the gradient of GRPO's clip"):  # fmt: skip
