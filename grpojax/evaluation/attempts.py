@@ -17,6 +17,7 @@ from grpojax.programs import batch_shards, packing
 from grpojax.programs.sampler import SamplerConfig, own_tokens, own_turns
 from grpojax.rewards import Rewards, answers
 from grpojax.rewards.scoring import weighted_sum
+from grpojax.rewards.worker import REASONS
 from grpojax.types import Prompts, Rollout
 
 
@@ -163,6 +164,7 @@ class Evaluator:
             # Plain, also where training normalises rewards by group: that has no mean to report.
             total = weighted_sum(self.rewards.config.terms, scores.by_name).reshape(shape)
             by_name = {name: np.array(x).reshape(shape) for name, x in scores.by_name.items()}
+            reasons = {name: x.reshape(shape) for name, x in scores.reasons.items()}
             played = np.array([*episodes] or [None] * total.size, object).reshape(shape)
             invalid = np.array([e is not None and e.invalid is not None for e in played.flat], bool).reshape(shape)
             for x in (total, *by_name.values()):
@@ -182,6 +184,7 @@ class Evaluator:
                     read=read[i],
                     total=total[i],
                     by_name={name: x[i] for name, x in by_name.items()},
+                    reasons={name: x[i] for name, x in reasons.items()},
                     episodes=played[i],
                 )
                 for i, problem in enumerate(problems)
@@ -199,9 +202,11 @@ class Evaluator:
         read: Sequence[str],
         total: np.ndarray,
         by_name: Mapping[str, np.ndarray],
+        reasons: Mapping[str, np.ndarray],
         episodes: Sequence[EpisodeRecord | None],
     ) -> Attempt:
-        """Problem i of a batch, with its samples' texts, what the judge reads of them, and rewards ``[n]``."""
+        """Problem i of a batch, with its samples' texts, what the judge reads of them, and rewards ``[n]`` or their
+        reasons."""
         samples = []
         for g, n in enumerate(rollout.lengths[i].tolist()):
             text, episode = completed[g], episodes[g]
@@ -216,6 +221,7 @@ class Evaluator:
                     unjudged=self.judge is not None and right is None and not failed,
                     reward=_number(total[g]),
                     rewards={name: _number(x[g]) for name, x in by_name.items()},
+                    missing={name: REASONS[x[g]] for name, x in reasons.items() if x[g] >= 0},
                     tokens=n,
                     stopped=bool(rollout.stopped[i, g]),
                     episode=episode,

@@ -12,7 +12,6 @@ from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.programs.sampler import own_turns
 from grpojax.rewards import Rewards, Scores
-from grpojax.rewards.worker import REASONS
 from grpojax.types import Rollout
 
 
@@ -130,11 +129,8 @@ def _gathered(scores: Scores, n: int, group: int, longest: int) -> Scores:
         return processes.gather_rows(x.reshape(-1, group, *x.shape[1:]), n).reshape(-1, *x.shape[1:])
 
     names = list(scores.by_name)
-    kinds = [f"{name}/{reason}" for name in names for reason in REASONS]
-    counts = processes.total(
-        [scores.invalid.get(k, 0) for k in kinds] + [int(name in scores.stepped) for name in names]
-    )
-    stepped = tuple(name for name, n in zip(names, counts[len(kinds) :], strict=True) if n)
+    counts = processes.total([int(name in scores.stepped) for name in names])
+    stepped = tuple(name for name, n in zip(names, counts, strict=True) if n)
     steps = None
     if stepped:
         steps = np.full((scores.total.size, longest), np.nan, np.float32)
@@ -144,7 +140,7 @@ def _gathered(scores: Scores, n: int, group: int, longest: int) -> Scores:
     return Scores(
         total=whole(scores.total),
         by_name={name: whole(x) for name, x in scores.by_name.items()},
-        invalid={kind: n for kind, n in zip(kinds, counts, strict=False) if n},
+        reasons={name: whole(x) for name, x in scores.reasons.items()},
         step_rewards=steps,
         stepped=stepped,
     )

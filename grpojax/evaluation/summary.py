@@ -11,6 +11,7 @@ from grpojax.evaluation.estimates import MOST_SAMPLES, bootstrap, majority_at_k,
 from grpojax.evaluation.judge import Judge
 from grpojax.host.errors import UserError, require
 from grpojax.programs.sampler import SamplerConfig
+from grpojax.rewards.worker import happened
 
 # The metric by which a checkpoint is the best: what the run optimises, on problems held out.
 BEST = "eval/reward"
@@ -102,6 +103,7 @@ class Sample:
         its environment made invalid is not ``correct`` either, and has no ``vote``, but it is not counted here.
       reward: weighted sum of the rewards; None where one that counts is invalid.
       rewards: each by name, None where it is invalid.
+      missing: why those are invalid, by name: of `grpojax.rewards.worker.REASONS`.
       episode: its turns; None where it has one only.
     """
 
@@ -114,6 +116,7 @@ class Sample:
     unjudged: bool = False
     reward: float | None = None
     rewards: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    missing: dict[str, str] = dataclasses.field(default_factory=dict)
     episode: EpisodeRecord | None = None
 
 
@@ -200,16 +203,18 @@ def _of_episodes(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
 
 
 def missing(done: Sequence[Attempt]) -> dict[str, int]:
-    """How many samples have no ``reward`` (left out of its mean) and no verdict (counted as wrong); those over 0."""
+    """How many samples have no ``reward`` (left out of its mean) and no verdict (counted as wrong), if over 0, and how
+    many there are; empty if all have both."""
     samples = [s for a in done for s in a.samples]
     counts = {"invalid": sum(s.reward is None for s in samples), "unjudged": sum(s.unjudged for s in samples)}
-    return {name: n for name, n in counts.items() if n}
+    found = {name: n for name, n in counts.items() if n}
+    return {"samples": len(samples), **found} if found else {}
 
 
 def means(done: Sequence[Attempt], ks: Sequence[int] = (), judge: Judge | None = None) -> dict[str, float]:
     """The metrics of `by_problem` as a run logs them, ``eval/reward`` and so on; NaN is the mean of nothing.
 
-    ``eval/invalid`` and ``eval/unjudged`` count samples, where there are any such (`missing`).
+    ``eval/invalid`` and ``eval/unjudged`` count samples of ``eval/samples``, where there are any such (`missing`).
     """
     finite = {name: x[np.isfinite(x)] for name, x in by_problem(done, ks, judge).items()}
     values = {name: float(x.mean()) if len(x) else math.nan for name, x in finite.items()}
@@ -220,7 +225,7 @@ def summarize(done: Sequence[Attempt], config: EvalConfig, judge: Judge | None) 
     """Each metric's ``value``, with ``low`` and ``high`` of its 95 % interval over problems; all None for no values.
 
     The interval is None if all problems have the same value, since these do not show how far another one may lie.
-    ``invalid`` and ``unjudged`` have a value and no interval (`missing`).
+    ``samples``, ``invalid`` and ``unjudged`` have a value and no interval (`missing`).
     """
     out: dict[str, dict[str, float | None]] = {}
     for name, values in by_problem(done, config.ks, judge).items():
@@ -233,7 +238,11 @@ def summarize(done: Sequence[Attempt], config: EvalConfig, judge: Judge | None) 
 
 
 _NAMES = {"mean_length": "mean length", "clipped_ratio": "cut at max-tokens"}
-_COUNTED = {"invalid": "samples, in no mean reward", "unjudged": "samples, counted as wrong"}
+_COUNTED = {
+    "samples": "of all problems",
+    "invalid": "samples, in no mean reward",
+    "unjudged": "samples, counted as wrong",
+}
 
 
 def table(metrics: Mapping[str, Mapping[str, float | None]], config: EvalConfig, problems: int) -> str:
@@ -317,11 +326,19 @@ def headline(values: Mapping[str, float | None], config: EvalConfig) -> str:
     >>> config = EvalConfig(sampler=SamplerConfig(group=1, temperature=0.0))
     >>> headline({"eval/reward": 0.4531, "eval/accuracy": 0.4531}, config), headline({"eval/reward": None}, config)
     ('held-out reward 0.453 (greedy accuracy 45.3 %)', 'held-out reward -')
+    >>> headline({"eval/reward": 0.533, "eval/invalid": 13.0, "eval/samples": 16.0}, config)
+    'held-out reward 0.533 (3 of 16 have a reward)'
     """
-    reward, accuracy = values.get("eval/reward"), values.get("eval/accuracy")
+    reward, accuracy, samples = (values.get(f"eval/{name}") for name in ("reward", "accuracy", "samples"))
     known = reward is not None and math.isfinite(reward)
+    more = [] if accuracy is None else [f"{config.accuracy_name} {_shown('accuracy', accuracy)} %"]
+    invalid, unjudged = (values.get(f"eval/{name}") or 0 for name in ("invalid", "unjudged"))
+    if samples and invalid:
+        more.append(f"{samples - invalid:.0f} of {samples:.0f} have a reward")
+    if samples and unjudged and unjudged != invalid:
+        more.append(f"{samples - unjudged:.0f} of {samples:.0f} are judged")
     text = f"held-out reward {_shown('reward', reward if known else None)}"
-    return text if accuracy is None else f"{text} ({config.accuracy_name} {_shown('accuracy', accuracy)} %)"
+    return f"{text} ({'; '.join(more)})" if more else text
 
 
 def report(lines: Sequence[Mapping[str, Any]], config: EvalConfig) -> str | None:
@@ -341,7 +358,23 @@ def report(lines: Sequence[Mapping[str, Any]], config: EvalConfig) -> str | None
 
 
 def verdict(attempt: Attempt, sample: Sample) -> str:
-    """A sample's result for people: right, wrong with the reference answer, or its reward if there is no judge."""
-    if sample.correct is None:
-        return "no reward" if sample.reward is None else f"reward {sample.reward:g}"
-    return "right" if sample.correct else f"wrong, gold {attempt.gold}"
+    """A sample's result for people: right, wrong with the reference answer, or its reward if there is no judge; and why
+    it has none.
+
+    >>> sample = Sample(completion="2", answer="2", vote=None, correct=False, tokens=1, stopped=True)
+    >>> failed = dataclasses.replace(sample, unjudged=True, missing={"exact": "error"})
+    >>> attempt = Attempt(uid=0, prompt="1+1?", gold="2", samples=(sample, failed))
+    >>> [verdict(attempt, s) for s in attempt.samples]
+    ['wrong, gold 2', 'not judged: exact raised']
+    """
+    why = ", ".join(happened(name, reason) for name, reason in sample.missing.items())
+    invalid = None if sample.episode is None else sample.episode.invalid
+    if invalid is not None:
+        why = happened("environment", invalid)
+    if sample.correct is not None and not sample.unjudged and invalid is None:
+        shown = "right" if sample.correct else f"wrong, gold {attempt.gold}"
+        return f"{shown}; {why}" if why else shown  # of a reward other than the judge
+    shown = "not judged" if sample.correct is not None else "no reward"
+    if sample.correct is None and sample.reward is not None:
+        shown = f"reward {sample.reward:g}"
+    return f"{shown}: {why}" if why else shown

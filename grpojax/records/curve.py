@@ -7,10 +7,15 @@ from typing import Any
 from etils import epath
 
 from grpojax.host import files
+from grpojax.records.lines import MANY_INVALID, is_sound
+
+UNSOUND = f"{MANY_INVALID:.0%} of the samples or more without a reward"
 
 
 def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> bool:
     """Writes a PNG with the reward of each step, and with the held-out reward and accuracy where there are any.
+
+    Values of too few samples (`grpojax.records.lines.is_sound`) are grey crosses beside the lines.
 
     Returns:
       Whether there was a value to draw. Without one nothing is written.
@@ -21,10 +26,12 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> bool
     import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    train = _measured(lines, "reward")
-    held_out = {name: _measured(lines, name) for name in ("eval/reward", "eval/accuracy")}
-    if not (train or any(held_out.values())):
+    names = ("reward", "eval/reward", "eval/accuracy")
+    sound = {name: _measured(lines, name, sound=True) for name in names}
+    crosses = [point for name in names[:2] for point in _measured(lines, name, sound=False)]
+    if not any(sound.values()) and not crosses:
         return False
+    train = sound["reward"]
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
     window = len(train) // 20
     if train and window < 2:  # draws points, since a line needs two of them
@@ -36,14 +43,16 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> bool
             for i in range(len(train))
         ]
         axes.plot(*zip(*smooth, strict=True), color="#2171b5", label=f"mean of {window} steps")
-    if evals := held_out["eval/reward"]:
+    if evals := sound["eval/reward"]:
         axes.plot(*zip(*evals, strict=True), "o-", color="#d94801", label="held-out reward")
+    if crosses:
+        axes.plot(*zip(*crosses, strict=True), "x", color="#969696", label=UNSOUND)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("reward")
     axes.grid(alpha=0.3)
     handles, labels = axes.get_legend_handles_labels()
-    if evals := held_out["eval/accuracy"]:
+    if evals := sound["eval/accuracy"]:
         right = axes.twinx()  # rewards may be of any size
         right.plot(*zip(*evals, strict=True), "s--", color="#31a354", label="held-out accuracy")
         right.set_ylabel("accuracy")
@@ -59,6 +68,6 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> bool
     return True
 
 
-def _measured(lines: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
-    """``(step, value)`` of the lines in which the metric has a value."""
-    return [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+def _measured(lines: Sequence[Mapping[str, Any]], name: str, *, sound: bool) -> list[tuple[int, float]]:
+    """``(step, value)`` of the lines in which the metric has a value that is sound, or one that is not."""
+    return [(x["step"], x[name]) for x in lines if x.get(name) is not None and is_sound(x, name) == sound]

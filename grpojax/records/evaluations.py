@@ -22,8 +22,9 @@ def to_line(attempt: Attempt) -> str:
     """A line of the per-problem file, with its line break."""
     line = dataclasses.asdict(attempt)
     for sample in line["samples"]:
-        if sample["episode"] is None:
-            del sample["episode"]
+        for name in ("missing", "episode"):
+            if not sample[name]:
+                del sample[name]
     return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
 
 

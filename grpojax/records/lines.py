@@ -6,6 +6,7 @@ those of one step since then. A step's own object replaces its lines in the file
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,29 @@ from etils import epath
 from grpojax.host import files
 
 Line = dict[str, Any]
+
+INVALID = "rewards/invalid"  # share of a step's samples without a valid reward
+MANY_INVALID = 0.25  # from this share on a mean over the other samples says little
+
+
+def is_sound(line: Mapping[str, Any], name: str) -> bool:
+    """Whether a reward, or what follows from it, is of more than three quarters of the samples.
+
+    Args:
+      line: of a step or of an evaluation.
+      name: the metric.
+
+    Example:
+      >>> is_sound({"reward": 1.0, "rewards/invalid": 0.8}, "reward")
+      False
+      >>> is_sound({"eval/reward": 0.5, "eval/invalid": 1, "eval/samples": 16}, "eval/reward")
+      True
+    """
+    part, _, _ = name.rpartition("/")
+    if part not in ("eval", "test"):
+        return (line.get(INVALID) or 0.0) < MANY_INVALID
+    missing = max(line.get(f"{part}/{kind}") or 0 for kind in ("invalid", "unjudged"))
+    return missing < MANY_INVALID * line.get(f"{part}/samples", math.inf)
 
 
 def read(directory: epath.PathLike) -> list[Line]:

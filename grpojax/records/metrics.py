@@ -152,12 +152,14 @@ class Table:
 
     Args:
       steps: number of steps of the whole run; None if it ends by something else, and rows then show the share of that.
-      columns: head, metric and format of each; metrics that a step lacks are left out.
+      columns: head, metric and format of each; metrics that a step lacks are left out. So is a share of
+        samples without a valid reward that is 0.
       terminal: whether the output is a terminal; None finds out.
     """
 
     COLUMNS = (
         ("reward", "reward", ".3f"),
+        ("invalid", lines.INVALID, ".1%"),
         ("zero-std", "frac_reward_zero_std", ".2f"),
         ("length", "completions/mean_length", ".1f"),
         ("kl", "kl", ".4f"),
@@ -177,6 +179,7 @@ class Table:
         self._columns = columns
         self._steps, self._rows, self._pace = steps, 0, 0.0
         self._heads: tuple[str, ...] = ()
+        self._had_invalid = False
         self._terminal = sys.stdout.isatty() if terminal is None else terminal
 
     def row(self, step: int, values: Mapping[str, float], *, share: float = 0.0) -> None:
@@ -187,7 +190,14 @@ class Table:
         whole = step / max(share, 1e-9) if self._steps is None else self._steps
         left = _duration(self._pace * max(0.0, whole - step))
         where = f"{step}/{self._steps}" if self._steps is not None else f"{step} ({min(share, 1.0):.0%})"
-        present = [(head, values[name], spec) for head, name, spec in self._columns if name in values]
+        invalid = values.get(lines.INVALID, 0.0) > 0
+        self._had_invalid |= invalid
+        shows = self._had_invalid if self._terminal else invalid  # a column that comes and goes has new heads each time
+        present = [
+            (head, values[name], spec)
+            for head, name, spec in self._columns
+            if name in values and (shows or name != lines.INVALID)
+        ]
         shown = [(head, format(x, spec) if math.isfinite(x) else "-") for head, x, spec in present]
         if not self._terminal:
             text = "  ".join(f"{head} {value}" for head, value in shown)

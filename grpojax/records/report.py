@@ -10,6 +10,7 @@ from etils import epath
 from grpojax.host.errors import UserError
 from grpojax.records import comparison, measures, report_episodes, report_problems, sweeps
 from grpojax.records.comparison import Verdict
+from grpojax.records.lines import is_sound
 from grpojax.records.report_charts import number
 from grpojax.records.report_curves import Curve, draw, over_rates, title_of
 from grpojax.records.runs import (
@@ -26,6 +27,7 @@ from grpojax.records.runs import (
 )
 
 CONTROL, BASELINE = "control", "baseline"
+_PARTS = ("", "eval/", "test/")  # of a run's metrics: training, and its held-out sets
 NO_METHOD = "the resolved method is not recorded: a run of an older version"
 
 
@@ -278,6 +280,11 @@ def _about(method: Method, metric: str | None) -> list[str]:
     if unlike := method.differences():
         notes.append(f"{method.name}: its runs differ in more than the seed: {'; '.join(unlike)[:300]}")
     for run in method.runs:
+        if few := [line["step"] for line in run.lines if not all(is_sound(line, f"{p}reward") for p in _PARTS)]:
+            notes.append(
+                f"{run.path}: a quarter of the samples or more had no valid reward at {len(few)} points, the last of "
+                f"step {few[-1]} of {run.done}; curves leave these out"
+            )
         if run.ending[0] == UNFINISHED:
             notes.append(f"{run.path}: {run.state()}; it is in no result")
         elif run.ending[0] == FAILED:

@@ -1,6 +1,7 @@
 """Metrics of a method's runs as one curve: the mean over seeds, and the lowest and the highest value.
 
-A run that failed stays in the held-out curves as it does in the results (`grpojax.records.runs.of_failed`).
+A run that failed stays in the held-out curves as it does in the results (`grpojax.records.runs.of_failed`). Rewards of
+too few samples (`grpojax.records.lines.is_sound`) are left out.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from grpojax.records.lines import is_sound
 from grpojax.records.runs import FAILED, Method, Run, of_failed
 from grpojax.records.sweeps import Chosen
 
@@ -129,7 +131,8 @@ def _series(run: Run, name: str) -> list[_Point]:
                 at[axis] = at[axis] + x / 60 * (not once) if adds else x
                 summed.add((axis, line["step"]))
         value = line.get(name)
-        if isinstance(value, int | float) and math.isfinite(value):
+        sound = not (name == "reward" or name.startswith("eval/")) or is_sound(line, name)
+        if sound and isinstance(value, int | float) and math.isfinite(value):
             found[line["step"]] = _Point(line["step"], float(value), dict(at))
     return [found[step] for step in sorted(found)]
 

@@ -13,7 +13,7 @@ import numpy as np
 from grpojax.host.errors import UserError
 from grpojax.rewards import answers, builtin, pool, sandbox, worker
 from grpojax.rewards.config import RewardConfig, RewardsConfig
-from grpojax.rewards.worker import Outcome, Samples
+from grpojax.rewards.worker import REASONS, Outcome, Samples
 
 log = logging.getLogger("grpojax")
 
@@ -34,7 +34,7 @@ class Scores:
     Attributes:
       total: ``[N]`` float32, the weighted sum; NaN where a reward that counts is invalid.
       by_name: ``[N]`` float32 of each reward as it came, NaN where it is invalid.
-      invalid: how many rewards were invalid, by "name/reason" (`worker.REASONS`); only those over 0.
+      reasons: ``[N]`` int8 of each reward: why it is invalid, as an index of `worker.REASONS`; -1 where it is valid.
       step_rewards: ``[N, T]`` float32, the weighted sum of what steps got that end at a token, NaN where none ends; T
         covers the last end. They are not in ``total``; ``by_name`` has their mean. None where no sample has steps.
       stepped: the rewards with a weight that gave rewards to steps.
@@ -42,9 +42,15 @@ class Scores:
 
     total: np.ndarray
     by_name: dict[str, np.ndarray]
-    invalid: dict[str, int]
+    reasons: dict[str, np.ndarray]
     step_rewards: np.ndarray | None = None
     stepped: tuple[str, ...] = ()
+
+    @property
+    def invalid(self) -> dict[str, int]:
+        """How many rewards were invalid, by "name/reason"; only those over 0."""
+        counts = Counter(f"{name}/{REASONS[i]}" for name, codes in self.reasons.items() for i in codes if i >= 0)
+        return dict(counts)
 
 
 @dataclasses.dataclass
@@ -137,6 +143,9 @@ class Rewards:
       config: the section of a recipe, or only its rewards.
       read: makes the texts of rewards whose ``text`` is not "completion", as `grpojax.data.Tokenize.read` does.
 
+    Attributes:
+      first_errors: by "name/reason", what was said of the first sample of this process that was invalid so.
+
     Raises:
       UserError: a function cannot be imported.
 
@@ -155,7 +164,7 @@ class Rewards:
         both = zip(config.terms, self.terms, strict=True)
         self.needs_pieces = any(c.pieces or (term is not None and term.needs_pieces) for c, term in both)
         self._pace: dict[int, float] = {}
-        self._shown: set[tuple[int, str]] = set()
+        self.first_errors: dict[str, str] = {}
         self._workers: pool.Workers | None = None
         paths = [c.name for c, t in zip(config.terms, self.terms, strict=True) if t is None]
         for path in paths:  # logged before any of their code runs
@@ -374,27 +383,26 @@ class Rewards:
 
     def combine(self, outcomes: list[list[Outcome]], group: int) -> Scores:
         """Outcomes ``[terms][N]`` as arrays; shows each kind of failure once."""
-        counts: Counter[str] = Counter()
         by_name: dict[str, np.ndarray] = {}
-        for t, (config, values) in enumerate(zip(self.config.terms, outcomes, strict=True)):
+        reasons: dict[str, np.ndarray] = {}
+        for config, values in zip(self.config.terms, outcomes, strict=True):
             for outcome in values:
-                if outcome.reason:
-                    counts[f"{config.metric}/{outcome.reason}"] += 1
-                    if outcome.detail and (t, outcome.reason) not in self._shown:
-                        self._shown.add((t, outcome.reason))
-                        log.warning(
-                            "reward %s: %s; the sample is left out (shown once)\n%s",
-                            config.metric,
-                            outcome.reason,
-                            outcome.detail.rstrip(),
-                        )
+                kind = f"{config.metric}/{outcome.reason}"
+                if outcome.reason and kind not in self.first_errors:
+                    detail = outcome.detail.rstrip()
+                    self.first_errors[kind] = detail.rpartition("\n")[2]  # of a traceback the error
+                    log.warning(
+                        "reward %s: %s; the sample is left out (shown once)\n%s", config.metric, outcome.reason, detail
+                    )
             by_name[config.metric] = np.array([o.value for o in values], np.float32)
+            codes = [REASONS.index(o.reason) if o.reason else -1 for o in values]
+            reasons[config.metric] = np.array(codes, np.int8)
         terms = self.config.terms
         counted = {c.metric: _outcome_part(by_name[c.metric], o) for c, o in zip(terms, outcomes, strict=True)}
         if self.config.combine == "normalize":
             counted = {name: normalize(values, group) for name, values in counted.items()}
         steps, stepped = step_rewards(terms, outcomes)
-        return Scores(weighted_sum(terms, counted), by_name, dict(counts), steps, stepped)
+        return Scores(weighted_sum(terms, counted), by_name, reasons, steps, stepped)
 
     def close(self) -> None:
         """Ends the worker processes."""

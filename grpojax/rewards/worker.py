@@ -48,8 +48,28 @@ class Outcome(NamedTuple):
 
 LONGEST_DETAIL = 8000  # characters of a traceback
 
-# Why a sample is invalid.
-REASONS = ("none", "nan", "type", "count", "steps", "error", "memory", "timeout", "crash")
+# Why a sample is invalid, and what the reward did then.
+HAPPENED = {
+    "none": "returned None",
+    "nan": "returned no finite number",
+    "type": "returned no number",
+    "count": "returned a wrong number of values",
+    "steps": "returned steps that are wrong",
+    "error": "raised",
+    "memory": "took too much memory",
+    "timeout": "took too long",
+    "crash": "ended its worker",
+}
+REASONS = tuple(HAPPENED)
+
+
+def happened(name: str, reason: str) -> str:
+    """Why a sample is invalid, for people: by a reward or by "environment".
+
+    >>> happened("exact", "error"), happened("environment", "reset")
+    ('exact raised', 'environment: reset')
+    """
+    return f"{name} {HAPPENED[reason]}" if reason in HAPPENED else f"{name}: {reason}"
 
 
 def _none(reason: str, detail: str) -> Outcome:
@@ -127,7 +147,7 @@ def outcomes_of(values: Any, tokens: Sequence[Sequence[int]]) -> list[Outcome]:
 
 def _outcome(value: Any, tokens: int) -> Outcome:
     if value is None:
-        return _none("none", "")
+        return _none("none", "it returned None for a completion")
     if isinstance(value, list | tuple):
         steps = read_steps(value, tokens)
         if steps and isinstance(steps[0], str):

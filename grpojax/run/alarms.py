@@ -6,11 +6,16 @@ get longer.
 
 import dataclasses
 import math
+import types
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from grpojax.records.lines import INVALID, MANY_INVALID
+from grpojax.rewards.worker import happened
+
+LONGEST_ERROR = 160  # characters of a reward's error in an alarm
 _SLOWER = "lower optimizer.learning_rate"
 
 # What each alarm tells the user, and the remedy.
@@ -37,7 +42,7 @@ SAID = {
         f"{_SLOWER}, or take variant nthr, or llds with several updates a rollout",
     ),
     "rewards_invalid": (
-        "no sample so far has had a valid reward, so that nothing was learned",
+        "many samples have no valid reward, and nothing is learned from them (share of samples)",
         "mend the reward function (the log has its first error), or raise rewards.timeout_s if it is slow",
     ),
     "groups_never_differ": (
@@ -83,7 +88,6 @@ DIFFERENCES = {"groups_never_differ", "groups_all_fail", "groups_all_right"}
 
 REWARD, ENTROPY, BIAS = "reward", "entropy", "critic/bias_abs"
 FAIL, RIGHT, SAME = "groups/all_fail", "groups/all_correct", "groups/zero_variance"
-INVALID = "rewards/invalid"  # share of the samples without a valid reward
 EQUAL = "frac_reward_zero_std"  # of the values that advantages are made of; SAME is of the deciding reward
 LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
 REPEATS, RIGHT_LOGP = "completions/repetition", "completions/right_logp"
@@ -107,7 +111,8 @@ class Limits:
       jump: a step's entropy jumps if it is this factor over, or under, all of the window before it, ...
       jump_nats: ... and differs by at least this, in nats per token.
       right_logp: fall of the right samples' log-prob in a window, nats per token.
-      invalid: steps from the start in which no sample has a valid reward.
+      invalid: share of samples without a valid reward, on average over the ``recent`` newest steps, from the third step
+        on, and in two of the three newest: one step without a judge is no alarm.
       equal: steps from the start in which no group differs.
       idle: share of groups that teach nothing: all wrong over a window, or all right over the run's first one.
       longer: growth of the length in a window, as a share.
@@ -133,7 +138,7 @@ class Limits:
     jump: float = 4.0
     jump_nats: float = 0.05
     right_logp: float = 0.1
-    invalid: int = 3
+    invalid: float = MANY_INVALID
     equal: int = 10
     idle: float = 0.95
     longer: float = 0.5
@@ -209,6 +214,7 @@ def ringing(
     *,
     rewards: Sequence[str],
     problems: int,
+    errors: Mapping[str, str] = types.MappingProxyType({}),
 ) -> dict[str, str]:
     """The alarms that ring, each with its numbers.
 
@@ -219,11 +225,13 @@ def ringing(
       rewards: metrics that should not fall. Empty if the steps' prompts are not alike; then it also means nothing
         whether the reward grows.
       problems: number of held-out problems.
+      errors: what was said of the first sample that was invalid, by "name/reason".
     """
     if any(name in values for name in HELD_OUT):
         return _held_out(tracks, limits, problems)
     learns = not rewards or _learns(tracks)
     found = _entropy(tracks, limits, values, learns=learns) | _samples(tracks, limits, learns=learns)
+    found |= _invalid(tracks[INVALID], limits, values, errors)
     return found | _bias(tracks[BIAS], limits) | _rewards(tracks, limits, rewards)
 
 
@@ -275,9 +283,7 @@ def falls(y: Sequence[float]) -> tuple[float, float]:
 
 def _samples(tracks: Tracks, limits: Limits, *, learns: bool) -> dict[str, str]:
     found = {}
-    invalid, equal, reward = tracks[INVALID], tracks[EQUAL], tracks[REWARD]
-    if invalid.count == limits.invalid and invalid.least >= 1:
-        found["rewards_invalid"] = f"{limits.invalid} steps"
+    equal, reward = tracks[EQUAL], tracks[REWARD]
     if equal.count == limits.equal and equal.least >= 1 and reward.count:
         found["groups_never_differ"] = f"{limits.equal} steps, reward {reward.values[-1]:.3g}"
     fail, right, length, logp = (tracks[name] for name in (FAIL, RIGHT, LENGTH, RIGHT_LOGP))
@@ -298,6 +304,21 @@ def _samples(tracks: Tracks, limits: Limits, *, learns: bool) -> dict[str, str]:
     if logp.before() - logp.now() > max(limits.right_logp, limits.deviations * logp.error()):
         found["displacement"] = logp.change()
     return found
+
+
+def _invalid(track: Track, limits: Limits, values: Mapping[str, float], errors: Mapping[str, str]) -> dict[str, str]:
+    """The alarm on invalid samples: what befell most of those of the newest step, and the first error of that kind."""
+    newest = sorted([*track.values][-3:])
+    if len(newest) < 3 or min(newest[1], track.now()) < limits.invalid:
+        return {}
+    shown = f"{track.now():.2f} over {min(track.count, limits.recent)} steps"
+    kinds = {name.removeprefix(f"{INVALID}/"): x for name, x in values.items() if name.startswith(f"{INVALID}/")}
+    if kinds:
+        name, _, reason = max(kinds, key=lambda kind: kinds[kind]).rpartition("/")
+        shown += f", {happened(name, reason)}"
+        if said := errors.get(f"{name.removeprefix('greedy/')}/{reason}"):
+            shown += f": {said[:LONGEST_ERROR]}"
+    return {"rewards_invalid": shown}
 
 
 def _bias(track: Track, limits: Limits) -> dict[str, str]:

@@ -69,10 +69,10 @@ def choose_rates(sweep: Sweep, queue: Queue, search: RateJobs) -> tuple[dict[str
     """The learning rate of each method with the highest mean of the last held-out rewards (`best`).
 
     Each rate has a run of the full length for each of `Sweep.rate_seeds`. A run that fails counts as 0
-    (`grpojax.records.runs.of_failed`). Where the best rate is at an end of the range, the range is extended there (`next_rate`), at
-    most `MOST_EXTENSIONS` times. The choice and the results behind it are kept in ``rates.json``, so that a restarted
-    sweep continues with them. If none of a method's runs has a held-out reward, the method is left out, and its rate is
-    searched again at the next start.
+    (`grpojax.records.runs.of_failed`). Where the best rate is at an end of the range, the range is extended there
+    (`next_rate`), at most `MOST_EXTENSIONS` times. The choice and the results behind it are kept in ``rates.json``, so
+    that a restarted sweep continues with them. If none of a method's runs has a held-out reward, the method is left
+    out, and its rate is searched again at the next start.
 
     Args:
       sweep: what is to be compared.

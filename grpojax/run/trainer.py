@@ -214,6 +214,7 @@ class Trainer(Task):
             problems=len(self.held_out.problems),
             comparable=config.method.retire is None and config.rollout.curriculum is None,
             uniform=functools.partial(learns_from_equals, config.method.variant, config.rollout),
+            errors=self.rewards.first_errors,
             stops=config.train.on_collapse == "stop",
         )
         share = config.train.done(self.done, self.state.sampled_tokens)

@@ -4,6 +4,7 @@ An alarm rings once per run. The line of ``metrics.jsonl`` for that step has its
 """
 
 import math
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class Watch:
       problems: number of held-out problems.
       comparable: whether the prompts of all steps are alike, so that their rewards can be compared.
       uniform: whether groups with equal rewards teach something, too; asked when it matters.
+      errors: what rewards said of the first sample that was invalid, by "name/reason"; it grows with the run.
       stops: whether an alarm stops the run.
 
     Attributes:
@@ -46,10 +48,11 @@ class Watch:
         problems: int = 0,
         comparable: bool = True,
         uniform: Callable[[], bool] = lambda: False,
+        errors: Mapping[str, str] = types.MappingProxyType({}),
         stops: bool = False,
     ):
         self._directory, self.limits, self._problems, self._uniform = directory, limits, problems, uniform
-        self.stops = stops
+        self.stops, self._errors = stops, errors
         self._rewards = [REWARD, *([f"rewards/{judge.metric}/mean"] if judge else [])] if comparable else []
         self._tracks = {name: alarms.Track(limits) for name in (*READS, *self._rewards)}
         self._rung: set[str] = set()
@@ -80,6 +83,7 @@ class Watch:
             values,
             rewards=self._rewards,
             problems=self._problems,
+            errors=self._errors,
         )
         fresh = {name: figures for name, figures in found.items() if name not in self._rung}
         if alarms.DIFFERENCES & fresh.keys() and self._uniform():

@@ -167,6 +167,7 @@ def test_a_worker_that_hangs_costs_its_sample():
     values = evaluator.metrics(done)
     assert values["eval/reward"] == 1.0 and values["eval/accuracy"] == 0.8
     assert values["eval/invalid"] == values["eval/unjudged"] == 1
+    assert [a.samples[0].missing for a in done] == [{}, {}, {}, {"mine": "timeout"}, {}]
     metrics = summarize(done, ONE, evaluator.judge)
     assert metrics["invalid"] == {"value": 1} and metrics["reward"] == {"value": 1.0, "low": None, "high": None}
     shown = table(metrics, ONE, 5)
@@ -228,6 +229,6 @@ def test_each_process_judges_its_rows_and_all_get_the_whole(n, monkeypatch):
             monkeypatch.setattr(processes, "rows", lambda n, index=index: np.arange(index, n, 3))
             scores = submit(rewards, [problem(i) for i in range(n)], rollout(lengths), spelled, [])()
             assert scores.total.shape == (n * group,)
-    totals = handed[::2]  # the total, then the one reward
+    totals = handed[::3]  # the total, then the one reward, then why it is invalid
     together = np.concatenate([totals[i % 3][i // 3 : i // 3 + 1] for i in range(n)])
     np.testing.assert_array_equal(together, lengths)

@@ -12,6 +12,7 @@ from grpojax.evaluation import (
     Judge,
     Sample,
     by_problem,
+    headline,
     means,
     report,
     summarize,
@@ -59,7 +60,11 @@ def test_samples_without_a_reward_are_in_no_mean_and_those_without_a_verdict_are
     assert values["reward"].tolist()[::2] == [3.0, 1.0] and math.isnan(values["reward"][1])
     got = means(done, (2,), ANSWER)
     assert got["eval/reward"] == 2.0 and got["eval/accuracy"] == 0.5 and got["eval/pass@2"] == pytest.approx(2 / 3)
-    assert got["eval/invalid"] == got["eval/unjudged"] == 3.0
+    assert got["eval/invalid"] == got["eval/unjudged"] == 3.0 and got["eval/samples"] == 6.0
+    drawing = EvalConfig(sampler=SamplerConfig(group=2))
+    assert headline(got, drawing) == "held-out reward 2.000 (avg@2 50.0 %; 3 of 6 have a reward)"
+    assert headline(got | {"eval/unjudged": 2.0}, drawing).endswith("3 of 6 have a reward; 4 of 6 are judged)")
+    assert "samples" not in means(done[2:], (2,), ANSWER)
 
 
 def test_a_report_says_what_was_and_what_became():
@@ -77,6 +82,26 @@ def test_a_sample_is_right_or_wrong_only_where_somebody_judges():
     (lost,) = attempt(0, None, rewards=[None]).samples
     said = [verdict(attempt(0, True), s) for s in (right, wrong, graded, lost)]
     assert said == ["right", "wrong, gold 7", "reward 0.25", "no reward"]
+
+
+def test_a_sample_without_a_verdict_is_not_called_wrong():
+    right, wrong = attempt(0, True, False, unjudged={1}).samples
+    (lost,) = attempt(0, None, rewards=[None]).samples
+    raised, other = {"exact": "error"}, {"length": "none"}
+    gone = EpisodeRecord(turns=("a",), tokens=(1,), calls=0, failures=0, malformed=0, invalid="reset")
+    said = [
+        verdict(attempt(0, True), dataclasses.replace(sample, **changes))
+        for sample, changes in (
+            (wrong, {"missing": raised | other}),
+            (dataclasses.replace(wrong, unjudged=False), {"episode": gone}),
+            (right, {"missing": other}),
+            (lost, {"missing": raised}),
+        )
+    ]
+    assert said == [
+        "not judged: exact raised, length returned None", "not judged: environment: reset",
+        "right; length returned None", "no reward: exact raised",
+    ]  # fmt: skip
 
 
 def test_episodes_are_counted_by_problem():

@@ -37,6 +37,20 @@ def test_held_out_reward_shares_the_axis_of_rewards_and_accuracy_has_its_own(tmp
     assert legend == [*labels[0], *labels[1]]
 
 
+def test_values_of_few_samples_are_crosses_beside_the_lines(tmp_path, monkeypatch):
+    few = {"step": 2, "reward": 20.0, "rewards/invalid": 0.72}
+    evals = [
+        {"step": 0, "eval/reward": 5.0, "eval/accuracy": 0.25},
+        {"step": 3, "eval/reward": 50.0, "eval/accuracy": 0.5, "eval/invalid": 13, "eval/samples": 16},
+    ]
+    labels, points, legend = drawn([STEPS[0], few, STEPS[2], *evals], tmp_path / "c.png", monkeypatch)
+    crosses = "25% of the samples or more without a reward"
+    assert labels == [["reward of the step", "held-out reward", crosses], ["held-out accuracy"]]
+    assert points["reward of the step"] == [[1, 10.0], [3, 30.0]] and points["held-out accuracy"] == [[0, 0.25]]
+    assert points["held-out reward"] == [[0, 5.0]] and points[crosses] == [[2, 20.0], [3, 50.0]]
+    assert legend == [*labels[0], *labels[1]]
+
+
 def test_without_a_judge_there_is_one_axis(tmp_path, monkeypatch):
     labels, _, _ = drawn([*STEPS, {"step": 3, "eval/reward": 5.0}], tmp_path / "c.png", monkeypatch)
     assert labels == [["reward of the step", "held-out reward"]]
@@ -56,4 +70,5 @@ def test_a_run_of_one_step_is_a_point_and_one_without_a_reward_no_picture(tmp_pa
         plt.Axes, "plot", lambda *a, **k: marks.append([x for x in a if isinstance(x, str)]) or plot(*a, **k)
     )
     assert draw_curve(STEPS[:1], tmp_path / "c.png") and marks == [[".-"]]
-    assert not draw_curve([{"step": 1, "reward": None}], tmp_path / "d.png") and not (tmp_path / "d.png").exists()
+    few = {"step": 1, "eval/accuracy": 0.0, "eval/unjudged": 4, "eval/samples": 4}
+    assert not draw_curve([{"step": 1, "reward": None}, few], tmp_path / "d.png") and not (tmp_path / "d.png").exists()

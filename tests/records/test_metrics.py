@@ -129,6 +129,18 @@ def test_a_run_of_so_many_tokens_tells_its_share(said):
     assert said[1].startswith("step 5 (100%)  reward") and said[1].endswith("left 0m00s")
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_share_of_invalid_samples_is_shown_where_it_is_not_0(said, terminal):
+    table = tracking.Table(10, terminal=terminal)
+    for step, share in enumerate((0.0, 0.8125, 0.0), 1):
+        table.row(step, STEP | {"rewards/invalid": share})
+    if terminal:  # a column that came stays
+        assert "invalid" not in said[0] and "invalid" in said[2]
+        assert (said[3].split()[2], said[4].split()[2]) == ("81.2%", "0.0%")
+    else:
+        assert "invalid" not in said[0] + said[2] and "reward 0.500  invalid 81.2%  zero-std" in said[1]
+
+
 def test_elsewhere_a_step_is_a_line(said):
     tracking.Table(10, terminal=False).row(4, STEP)
     assert said == [

@@ -114,6 +114,20 @@ def test_curves_are_means_over_finished_seeds(built):
     assert curves["reward"].binned == 1
 
 
+def test_rewards_of_few_samples_are_in_no_curve_and_a_note_says_so(tmp_path):
+    path = report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=None)
+    lines = [json.loads(x) for x in (path / "metrics.jsonl").read_text().splitlines()]
+    lines = [x | {"rewards/invalid": 0.25 if x["step"] in (2, 5) else 0.2} for x in lines]
+    few = {"eval/samples": 48, "eval/accuracy": 0.9, "eval/reward": 0.9}
+    lines += [{"step": 0, **few, "eval/invalid": 11}, {"step": 6, **few, "eval/unjudged": 12}]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    got = report.build([path])
+    steps = {c.metric: c.lines[0].at["steps"] for c in got.curves}
+    assert steps["reward"] == (1, 3, 4, 6) and steps["eval/accuracy"] == (0,) and len(steps["entropy"]) == 6
+    (note,) = [x for x in got.notes if "valid reward" in x]
+    assert note.endswith("no valid reward at 3 points, the last of step 6 of 6; curves leave these out")
+
+
 def test_long_curves_are_binned(tmp_path):
     report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=None, steps=500)
     curve = next(c for c in report.build([tmp_path / "a"]).curves if c.metric == "reward")

@@ -148,16 +148,32 @@ def test_it_says_what_the_rewards_are():
 @pytest.mark.parametrize(("share", "rings", "to_the_end"), [
     ([1.0] * 12, [(3, "rewards_invalid")], True),
     ([1.0] * 2, [], True),
-    ([1.0, 0.9, 1.0, 1.0], [], False),
+    ([0.25] * 3, [(3, "rewards_invalid")], False),
+    ([0.24] * 30, [], False),
+    ([0.0, 0.5] * 5, [(4, "rewards_invalid")], False),
+    ([0.0] * 9 + [1.0] * 6, [(11, "rewards_invalid")], False),  # fails for good
+    ([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0], [], False),  # a judge that was away for a step
     ([1.0] * 3 + [0.0], [(3, "rewards_invalid")], False),
     ([None] * 3, [], False),
 ])  # fmt: skip
-def test_rewards_that_are_all_invalid_are_said_after_three_steps(share, rings, to_the_end):
+def test_rewards_that_stay_invalid_are_said(share, rings, to_the_end):
     """And nothing is said of groups that never differ, whose remedies would not help."""
     watch = Watch(RUN, uniform=lambda: True)
     unknown = [1.0] * len(share), [None] * len(share)
     assert rung(watch, **{"rewards/invalid": share}, frac_reward_zero_std=unknown[0], reward=unknown[1]) == rings
     assert watch.all_invalid == to_the_end
+
+
+def test_invalid_rewards_are_said_with_the_first_error_of_their_kind():
+    errors = {"exact/none": "it returned None for a completion"}
+    watch = Watch(RUN, errors=errors)
+    errors["exact/error"] = "ValueError: no judge"  # they grow with the run
+    kinds = {"rewards__invalid__exact__none": [1.0] * 3, "rewards__invalid__exact__error": [5.0] * 3}
+    assert rung(watch, rewards__invalid=[0.75] * 3, **kinds) == [(3, "rewards_invalid")]
+    assert ": 0.75 over 3 steps, exact raised: ValueError: no judge; mend" in watch.rings["rewards_invalid"]
+    of_environment = {"rewards__invalid__environment__reset": [5.0] * 3}
+    rung(watch := Watch(RUN, errors=errors), rewards__invalid=[0.75] * 3, **of_environment)
+    assert "steps, environment: reset; mend" in watch.rings["rewards_invalid"]
 
 
 def test_whether_equal_rewards_teach_is_asked_once_and_when_it_matters():
