@@ -211,8 +211,8 @@ def _curves(curves: Sequence[Curve], names: Sequence[str]) -> str:
     hint = (
         "Lines are means over seeds, bands go from the lowest to the highest seed. A run that failed stays in the "
         "held-out curves as 0, and is left out of the other curves from there on; an unfinished run is in none. "
-        "Rewards are left out where a quarter of the samples or more had none. In a chart that has the focus, the arrow "
-        "keys read out the points one by one."
+        "Rewards are left out where a quarter of the samples or more had none. In a chart that has the focus, the "
+        "arrow keys read out the points one by one."
     )
     return (
         f'<section>\n<h2 id="curves">Curves</h2>\n<p class="hint">{hint}</p>\n<div class="controls">'

@@ -34,7 +34,7 @@ class Method:
       filter: dynamic sampling, max_rollouts filled in; None without. A variant may have one of its own.
       retire: when a prompt is solved and no longer drawn, its share filled in; None for never.
       plan: how samples are allocated to prompts, every field filled in; None for one group per prompt.
-      deciding: the reward that says whether a sample succeeded: the filter's metric, or the first of the list.
+      deciding: the reward that says whether a sample succeeded: the filter's metric, or the first with a weight.
       older: whether samples come from an older policy than the one that learns from them (``rollout.ahead``,
         ``rollout.overlap``).
     """
@@ -96,7 +96,8 @@ def resolve(
     terms = _rewards(rewards, made)
     names = [term.metric for term in terms.terms]
     chosen = _filter(given_filter, made, names)
-    deciding = (chosen.metric if chosen is not None else None) or names[0]
+    weighted = [term.metric for term in terms.terms if term.weight]
+    deciding = (chosen.metric if chosen is not None else None) or weighted[0]
     method = Method(
         variant=made,
         rewards=terms,

@@ -306,8 +306,8 @@ class FilterConfig:
     """Dynamic sampling (DAPO, arXiv 2503.14476): groups that teach nothing are dropped, and others sampled instead.
 
     Attributes:
-      metric: name of the reward that decides; None takes the first of the list. A group stays if its samples differ in
-        this reward. A variant with a filter of its own may decide otherwise. Other rewards keep no group: a format
+      metric: name of the reward that decides; None takes the first with a weight. A group stays if its samples differ
+        in this reward. A variant with a filter of its own may decide otherwise. Other rewards keep no group: a format
         bonus varies also in groups that are all wrong.
       max_rollouts: most rollouts of a step. If groups are missing after the last one, dropped groups with weight 0 take
         their place. None takes 3, or 1 for a variant that leaves groups out without drawing others

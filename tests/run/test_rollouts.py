@@ -135,6 +135,12 @@ def test_any_variant_may_retire_and_says_what_it_lacks(recipe, graded, tmp_path)
         retire("rollout.retire={readmit_after: 0}")
 
 
+@pytest.mark.parametrize(("more", "deciding"), [((), "answer"), (("filter={metric: repetition}",), "repetition")])
+def test_a_reward_that_teaches_nothing_does_not_decide_what_success_is(recipe, graded, tmp_path, more, deciding):
+    given = "rewards=[{name: repetition, weight: 0.0}, {name: answer}, {name: answer_format}]"
+    assert load(recipe, graded, tmp_path / "run", given, *more).method.deciding == deciding
+
+
 def test_a_graded_reward_retires_by_a_success_that_is_given(recipe, graded, tmp_path):
     """Of lengths from 1 on all prompts would be solved at once."""
     options = "variant=culling", "rewards.0.name=tiny_run:length", "train.steps=2"
