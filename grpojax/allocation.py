@@ -236,7 +236,7 @@ def soft_overlong(limit: int, buffer: int, *, factor: float = 0.5) -> Transform:
     (ddof 1). With 0.5 it is +0.13.
 
     The rewards are then no longer binary, so filters must use the accuracy (`keep_prompts`).
-    On ``[P, G]``, ``signals.lengths`` in tokens.
+    On ``[P, G]``, ``signals.full_lengths`` in tokens, or ``signals.lengths`` if there are none.
 
     Args:
       limit, buffer: as in `overlong_penalty`.
@@ -253,7 +253,8 @@ def soft_overlong(limit: int, buffer: int, *, factor: float = 0.5) -> Transform:
 
     def reward(values: Samples, signals: Signals | None = None) -> Samples:
         values, signals = per_sample(values, signals, "soft_overlong")
-        lengths = need(signals, "lengths", "soft_overlong")
+        full = signals.full_lengths
+        lengths = need(signals, "lengths", "soft_overlong") if full is None else full
         return values + factor * overlong_penalty(lengths, limit, buffer)
 
     return reward

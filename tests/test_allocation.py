@@ -137,6 +137,8 @@ def test_allocation_is_one_by_one():
 def test_golden_overlong():
     """In characters, or from the limit on only, 90 tokens of 100 would cost nothing."""
     close(X.overlong_penalty(jnp.array([80, 81, 90, 100, 101]), 100, 20), [0, -0.05, -0.5, -1, -1])
+    episode = A.Signals(lengths=jnp.array([[40, 30]]), full_lengths=jnp.array([[100, 30]]))
+    close(A.chain(reward=X.soft_overlong(100, 20))(jnp.ones((1, 2)), episode), [[0.5, 1.0]])
     chain = A.chain(A.center(), reward=X.soft_overlong(100, 20))
     got = jax.jit(chain)(np.ones((1, 2), np.float32), A.Signals(lengths=np.array([[80, 90]])))
     close(got, [[0.125, -0.125]])

@@ -25,7 +25,9 @@ class Signals:
         input. If the rewards are sums, give the accuracy here: a format bonus would make a wrong sample look like a
         success.
       valid: ``[P, G]`` bool, samples that have a reward; `chain` leaves those out whose reward is not finite.
-      lengths: ``[P, G]`` int32 completion lengths.
+      lengths: ``[P, G]`` int32 completion lengths, of the policy's own tokens.
+      full_lengths: ``[P, G]`` int32 lengths as the limit counts them, with what an environment answered; None where
+        they are ``lengths``.
       mask: ``[P, G, T]`` bool completion tokens; 0 and 1 as numbers do too, here and in ``valid``.
       behavior_logps: ``[P, G, T]`` log-probs of the drawn tokens, as the sampler reported them. Methods that compare
         them with a reference or a teacher get the trainer's own, from before the step's updates.
@@ -57,6 +59,7 @@ class Signals:
     outcome: Samples = None
     valid: Samples = None
     lengths: Samples = None
+    full_lengths: Samples = None
     mask: Tokens = None
     behavior_logps: Tokens = None
     entropy: Tokens = None
@@ -80,7 +83,7 @@ class Signals:
 # The axes of the fields, of which P and G are those of the rewards.
 _AXES = {
     "P": ("greedy_rewards",),
-    "P G": ("rewards", "outcome", "valid", "lengths", "likelihood", "influence_means"),
+    "P G": ("rewards", "outcome", "valid", "lengths", "full_lengths", "likelihood", "influence_means"),
     "P G T": (
         "mask",
         "behavior_logps",

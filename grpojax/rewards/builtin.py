@@ -208,6 +208,7 @@ class Choice(Marked):
 class SoftOverlong(Reward):
     """Length in tokens: 0 up to ``max_tokens - buffer``, then it falls linearly to ``-factor`` at ``max_tokens``.
 
+    The length of an episode has what its environment answered (the column ``episode_tokens``), as the limit has.
     DAPO's soft overlong punishment, arXiv:2503.14476, eq. 13: `grpojax.allocation.overlong_penalty`. The paper's factor
     is 1 for a correctness of 1 or -1. For one of 1 or 0, 0.5 keeps the proportion: with 1, a right sample at the limit
     has the reward of a wrong one.
@@ -231,7 +232,7 @@ class SoftOverlong(Reward):
         # Here, since workers import this module and must not import jax; they never call this one.
         from grpojax.allocation import overlong_penalty
 
-        lengths = np.array([len(ids) for ids in tokens], np.int32)
+        lengths = np.array(columns.get("episode_tokens", [len(ids) for ids in tokens]), np.int32)
         return (self.factor * np.asarray(overlong_penalty(lengths, self.max_tokens, self.buffer))).tolist()
 
 

@@ -40,8 +40,9 @@ from grpojax.types import Array, Rollout, Samples
 Place = tuple[int, int]  # a sample's indices in [P, G]
 
 # The columns that reward functions get besides the data's: what `get_reward` of the episode's environment returned, the
-# messages of the whole episode, and, where a function asks for them, the environments as they are at the end.
-COLUMNS = ("environment_reward", "episode", "environments")
+# messages of the whole episode, its number of tokens (`Played.lengths`), and, where a function asks for them, the
+# environments as they are at the end.
+COLUMNS = ("environment_reward", "episode", "episode_tokens", "environments")
 
 # What is counted of each episode (`grpojax.run.batch.RolloutBatch.episodes`).
 COUNTS = ("turns", "calls", "failures", "malformed")
@@ -65,6 +66,8 @@ class Played:
     Attributes:
       problems: those of the prompts, with what ``reset`` added to them.
       rollout: the samples, with `grpojax.types.Rollout.sampled`.
+      lengths: tokens of each, as ``rollout.max_tokens`` counts them: with what the environment answered, and the limit
+        itself where an answer had no place any more.
       columns: `COLUMNS`, ``[P * G]`` each; with several processes only those of this one's prompts are known.
       counts: as `grpojax.run.batch.RolloutBatch.episodes`.
       invalid: why an episode does not count, by place.
@@ -73,6 +76,7 @@ class Played:
 
     problems: Sequence[data.Problem]
     rollout: Rollout
+    lengths: Samples
     columns: Mapping[str, Sequence[Any]]
     counts: Mapping[str, Samples]
     invalid: Mapping[Place, str]
@@ -380,10 +384,17 @@ class Playing:
             self._invalid.setdefault(self._places[episode], reason)
         # 0 for one that is invalid, which gets no reward in the end: None would be counted as a reward that is missing.
         known = {at: 0.0 if _is_nan(x := self._given[e]) else x for e, at in mine.items()}
-        columns = known, {at: self._chats[at] for at in mine.values()}, {mine[e]: x for e, x in self._shown.items()}
+        lengths = np.where(self._cut, out.tokens.shape[-1], out.lengths)
+        columns = (
+            known,
+            {at: self._chats[at] for at in mine.values()},
+            {at: int(lengths[at]) for at in mine.values()},
+            {mine[e]: x for e, x in self._shown.items()},
+        )
         return Played(
             problems=self.problems,
             rollout=dataclasses.replace(out, stopped=out.stopped & ~self._cut),
+            lengths=lengths,
             columns={name: [of.get(at) for at in self._episodes] for name, of in zip(COLUMNS, columns, strict=True)},
             counts=self._counts,
             invalid=self._invalid,

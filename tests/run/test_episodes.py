@@ -16,7 +16,7 @@ from grpojax.data import Tokenize
 from grpojax.host.errors import UserError
 from grpojax.records import evaluations
 from grpojax.records.samples import read_samples
-from grpojax.run import episodes
+from grpojax.run import episodes, parts
 from grpojax.run.recipe import load
 
 PLAYED = (
@@ -320,9 +320,18 @@ def test_a_reset_that_does_not_fit_is_refused(recipe, tmp_path, monkeypatch, res
     ],
 )
 def test_the_loss_is_of_the_policy_s_own_tokens(recipe, tmp_path, monkeypatch, variant):
-    """Of each sample as many tokens have a weight as the policy drew, and lengths count them."""
-    batches, seen = [], spies.record(monkeypatch)
-    how = f"variant={variant}", "train.ppo_epochs=2", "rewards=[{name: 'tiny_run:length'}]"
+    """Of each sample as many tokens have a weight as the policy drew, and lengths count them. What is compared with the
+    limit counts all tokens, as the limit does: this penalty is minus their number."""
+    batches, seen, signals = [], spies.record(monkeypatch), []
+    overlong = "{name: soft_overlong, weight: 0.0, options: {max_tokens: 24, buffer: 24, factor: 24}}"
+    how = (
+        f"variant={variant}",
+        "train.ppo_epochs=2",
+        "rollout.max_tokens=24",
+        f"rewards=[{{name: 'tiny_run:length'}}, {overlong}]",
+    )
+    make = parts.signals_of
+    monkeypatch.setattr(parts, "signals_of", lambda given: signals.append(make(given)) or signals[-1])
     trainer = played(monkeypatch, recipe, tmp_path / "run", *how)
     trainer.on_step = lambda problems, rollout: batches.append(rollout)
     assert trainer.run()
@@ -337,6 +346,11 @@ def test_the_loss_is_of_the_policy_s_own_tokens(recipe, tmp_path, monkeypatch, v
         assert np.asarray(packed.per_token.action_starts).sum() == starts.sum() > 40
     _, samples = read_samples(tmp_path / "run", 3)
     assert all(s["rewards"]["tiny_run:length"] == s["length"] for s in samples)
+    full = [24 if s["calls"] > len(s["turns"][1::2]) else len(s["ids"]) for s in samples]  # an answer had no place
+    assert [-s["rewards"]["soft_overlong"] for s in samples] == signals[-1].full_lengths.ravel().tolist() == full
+    assert signals[-1].lengths.ravel().tolist() == [s["length"] for s in samples] and any(
+        len(s["ids"]) < n == 24 for s, n in zip(samples, full, strict=True)
+    )
 
 
 def test_held_out_problems_are_played_too(recipe, tmp_path, monkeypatch):

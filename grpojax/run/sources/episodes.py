@@ -69,6 +69,7 @@ class Episodes(Plain):
             problems=played.problems,
             rollout=played.rollout,
             pending=[Scored(self, wait), Without(played.invalid)],
+            signals={"full_lengths": played.lengths},
             episodes=played.counts,
             events=played.events,
         )

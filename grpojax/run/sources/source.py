@@ -368,7 +368,7 @@ class Plain:
             reward=weighted_sum(self.rewards.config.terms, scores.by_name).reshape(shape),
             by_name={name: x.reshape(shape) for name, x in scores.by_name.items()},
             invalid=scores.invalid,
-            signals={name: x.reshape(tokens) for name, x in signals.items()},
+            signals={**batch.signals, **{name: x.reshape(tokens) for name, x in signals.items()}},
         )
 
     # ---------------------------------------------------------------------------------- what rollouts are drawn by
