@@ -20,7 +20,7 @@ from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.logprobs import UnusedRows, log_normalisers, mask_unused
 from grpojax.models.sharding import TRAIN, shards
-from grpojax.types import Array, Rows, Samples, Tokens
+from grpojax.types import Array, Rows, Tokens
 
 _BLOCK = 2048  # entries of a group's vocabulary at a time
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -33,11 +33,12 @@ class Influence(NamedTuple):
     own: Array | None
 
 
-def vocabulary(tokens: Tokens, lengths: Samples, size: int) -> np.ndarray:
+def vocabulary(tokens: Tokens, mask: Tokens, size: int) -> np.ndarray:
     """The distinct tokens of each group in rising order, ``[P, W]`` int32, padded with -1; on the host.
 
     Args:
-      tokens, lengths: ``[P, G, T]`` and ``[P, G]``.
+      tokens: ``[P, G, T]``.
+      mask: ``[P, G, T]`` bool, the policy's own tokens.
       size: size of the vocabulary.
 
     Returns:
@@ -45,10 +46,10 @@ def vocabulary(tokens: Tokens, lengths: Samples, size: int) -> np.ndarray:
       blocks, and skips empty blocks.
 
     Example:
-      >>> vocabulary(np.array([[[7, 3], [3, 9]]]), np.array([[2, 1]]), 16).tolist()
+      >>> mask = np.array([[[True, True], [True, False]]])
+      >>> vocabulary(np.array([[[7, 3], [3, 9]]]), mask, 16).tolist()
       [[3, 7, -1, -1]]
     """
-    mask = np.arange(tokens.shape[2]) < lengths[..., None]
     entries = [np.unique(t[m]) for t, m in zip(tokens, mask, strict=True)]
     out = np.full((len(entries), vocabulary_width(mask[0].size, size)), -1, np.int32)
     for row, ids in zip(out, entries, strict=True):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpojax import diagnostics, masked, variants
+from grpojax import diagnostics, variants
 from grpojax.host import processes, settings
 from grpojax.host.errors import UserError
 from grpojax.programs import batch_shards
@@ -261,13 +261,13 @@ def _gwhes(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
     means = []
     for batch in each:
         weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, batch), success=SUCCESS))
-        tokens, lengths = batch.rollout.tokens, batch.rollout.lengths
-        mask = np.asarray(masked.from_lengths(lengths, tokens.shape[2]))
+        tokens, mask = batch.rollout.tokens, batch.sampled
         found = run(
             trainer.learner.weights,
             batch.problems,
             tokens,
-            lengths,
+            batch.rollout.lengths,
+            mask,
             np.where(mask, weights[..., None], 0.0).astype(np.float32),
             most=1,
             tokens_at_once=tokens[0].size,
@@ -291,7 +291,7 @@ def _displacement(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
         before = _logps(trainer, minis[0])
         learner.update(minis, number, jax.block_until_ready)
         after = _logps(trainer, minis[0])
-        mask = masked.from_lengths(batch.rollout.lengths, before.shape[2])
+        mask = batch.sampled
         outcome = _outcome(trainer, batch)
         out.append(float(diagnostics.likelihood_displacement(before, after, outcome, mask, success=SUCCESS)[0]))
     learner.state |= fresh

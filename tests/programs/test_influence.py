@@ -77,7 +77,7 @@ def computed(policy, params, problems, tokens, lengths, sign, *, most, own, at_o
     mask = np.asarray(masked.from_lengths(lengths, T))
     right = (mask & (sign > 0)[..., None]).astype(np.float32)
     run = influences.Influences(policy, program_of(policy), longest_prompt=8)
-    return run(params, problems, tokens, lengths, right, most=most, tokens_at_once=at_once, own=own)
+    return run(params, problems, tokens, lengths, mask, right, most=most, tokens_at_once=at_once, own=own)
 
 
 def check(got, want, lengths):
@@ -132,9 +132,11 @@ def test_a_ragged_run_compiles_few_programs(one):
 
 def test_vocabulary_is_a_groups_own_tokens():
     _, tokens, lengths, _ = groups(3)
-    got = influence.vocabulary(tokens, lengths, 40)
+    mask = np.array(masked.from_lengths(lengths, T))
+    mask[:, :, 1] = False  # of an environment, for instance
+    got = influence.vocabulary(tokens, mask, 40)
     for p in range(3):
-        seen = {int(t) for g in range(G) for t in tokens[p, g, : lengths[p, g]]}
+        seen = {int(t) for g in range(G) for t in tokens[p, g][mask[p, g]]}
         assert [i for i in got[p].tolist() if i >= 0] == sorted(seen)
 
 

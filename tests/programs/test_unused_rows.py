@@ -224,7 +224,7 @@ def test_influence_of_tokens_is_that_without_the_rows(models):
     batch = ragged_batch(np.random.default_rng(3), p=1, vocab=TOKENS)
     packed, layout = packing.pack(batch)
     live = (layout.index >= 0).astype(np.float32)
-    entries = influence.vocabulary(batch.tokens, batch.lengths, TOKENS)[None]
+    entries = influence.vocabulary(batch.tokens, layout.unpack(live) > 0, TOKENS)[None]
     more = np.concatenate([entries, [[[TOKENS + 1, TOKENS + 2]]]], -1).astype(np.int32)
     got, want = (
         influence.make_influence(graph, Compute(), temperature=0.7)(

@@ -73,13 +73,14 @@ def test_its_anchors_are_right_answers_and_not_bonuses():
     outcome = np.array([[0, 0, 0], [1, 0, np.nan]], np.float32)
     total = outcome + np.array([[0.1, 0, 0], [0, 0.9, 0]], np.float32)
     rollout = SimpleNamespace(tokens=np.ones((2, 3, 4), np.int32), lengths=np.full((2, 3), 4))
+    sampled = np.array([True, False, True, True])[None, None].repeat(2, 0).repeat(3, 1)  # one is an environment's
     asked = []
 
     class Scores:
         flops = staticmethod(lambda *groups: 0.0)
 
-        def __call__(self, params, problems, tokens, lengths, weights, **options):
-            asked.append((problems, weights))
+        def __call__(self, params, problems, tokens, lengths, mask, weights, **options):
+            asked.append((problems, mask, weights))
             return SimpleNamespace(scores=weights, own=None)
 
     variant = SimpleNamespace(options={"self_term": True, "select": "influence"})
@@ -89,11 +90,12 @@ def test_its_anchors_are_right_answers_and_not_bonuses():
     )  # fmt: skip
     state = {"policy": SimpleNamespace(params=None)}
     batch = SimpleNamespace(
-        by_name={"answer": outcome}, rollout=rollout, problems=["a", "b"], sampled=np.ones((2, 3, 4), bool),
-        own_lengths=rollout.lengths,
+        by_name={"answer": outcome}, rollout=rollout, problems=["a", "b"], sampled=sampled,
+        own_lengths=sampled.sum(-1),
     )  # fmt: skip
     made, logged = TokenInfluence.after(part, state, batch, total)
-    ((problems, weights),) = asked
+    ((problems, mask, weights),) = asked
+    assert (mask == sampled[1:]).all() and (weights <= mask).all()
     assert problems == ["b"] and logged["nthr/mixed_groups"] == 1
     assert weights[0].max(-1).tolist() == [1, 0, 0]
     assert made["influence_means"].tolist() == [[0, 0, 0], [1, 0, 0]]

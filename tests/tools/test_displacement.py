@@ -210,7 +210,7 @@ def test_every_network_starts_over_with_each_question(monkeypatch):
     outcome = np.array([[1.0, 0.0]])
     monkeypatch.setattr(question_updates, "_outcome", lambda *args: outcome)
     monkeypatch.setattr(question_updates, "_logps", lambda trainer, *rest: np.full((1, 2, 3), -1.0, np.float32))
-    learner, batch = Counting(), SimpleNamespace(rollout=SimpleNamespace(lengths=np.array([[2, 3]])))
+    learner, batch = Counting(), SimpleNamespace(sampled=np.arange(3) < np.array([[[2], [3]]]))
     question_updates._displacement(SimpleNamespace(learner=learner), [batch] * 3)
     assert learner.seen == [[0.0] * 6] * 3
     assert float(learner.state["critic"].params[0]) == 0

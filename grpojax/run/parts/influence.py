@@ -49,9 +49,9 @@ class Influences:
     def __init__(self, policy: Policy, program: Callable[..., Influence], *, longest_prompt: int):
         self.policy, self.program, self.longest_prompt = policy, program, longest_prompt
 
-    def flops(self, problems: Sequence[data.Problem], tokens: Tokens, lengths: Samples) -> float:
+    def flops(self, problems: Sequence[data.Problem], tokens: Tokens, lengths: Samples, mask: Tokens) -> float:
         """Useful FLOPs of a call on these groups (`grpojax.models.flops`)."""
-        entries = (influence.vocabulary(tokens, lengths, self.policy.config.vocab_size) >= 0).sum(1)
+        entries = (influence.vocabulary(tokens, mask, self.policy.config.vocab_size) >= 0).sum(1)
         forward = flops.forward_flops(self.policy.config, [len(p.ids) for p in problems], lengths)
         return forward + flops.influence_flops(self.policy.config, lengths, entries)
 
@@ -61,6 +61,7 @@ class Influences:
         problems: Sequence[data.Problem],
         tokens: Tokens,
         lengths: Samples,
+        mask: Tokens,
         weights: Tokens,
         *,
         most: int,
@@ -72,13 +73,14 @@ class Influences:
         Args:
           params: the policy's weights.
           problems, tokens, lengths: those of the n groups; ``[n, G, T]`` tokens and ``[n, G]`` lengths.
+          mask: ``[n, G, T]`` bool, the policy's own tokens, whose vocabulary the scores are restricted to.
           weights: ``[n, G, T]``, as in `grpojax.credit.influence`.
           most: number of groups of a whole batch.
           tokens_at_once: about how many tokens of a shard the decoder may run on.
           own: whether to return also the sum of each sample's scores over only its own tokens.
         """
         policy = self.policy
-        entries = influence.vocabulary(tokens, lengths, policy.config.vocab_size)
+        entries = influence.vocabulary(tokens, mask, policy.config.vocab_size)
         scores, own_sums = [], []
         for groups in regroup(
             policy,
@@ -158,7 +160,7 @@ class TokenInfluence(Part):
         if len(chosen):
             mask = batch.sampled[chosen]
             right = mask & (sign[chosen] > 0)[..., None]
-            groups = [batch.problems[int(i)] for i in chosen], rollout.tokens[chosen], rollout.lengths[chosen]
+            groups = [batch.problems[int(i)] for i in chosen], rollout.tokens[chosen], rollout.lengths[chosen], mask
             self.work = self.influences.flops(*groups)
             found = self.influences(
                 policy_state.weights(state),
