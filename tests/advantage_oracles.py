@@ -127,10 +127,10 @@ def penalize_all_fail(values, rewards, outcome, c, fail_reward):
 
 
 def likelihood_of_all_fail(rewards, outcome, likelihood, fail_reward):
-    """The rewards that a chain goes on with."""
+    """The rewards that a chain goes on with; NaN for a sample that is left out."""
     out = np.array(rewards, float)
     for p, g in np.argwhere(np.isfinite(rewards)):
-        if all_fail(rewards, outcome, fail_reward, p) and np.isfinite(likelihood[p][g]):
+        if all_fail(rewards, outcome, fail_reward, p) and np.isfinite(likelihood[p]).any():
             out[p, g] = likelihood[p][g]
     return out
 

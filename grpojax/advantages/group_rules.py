@@ -182,7 +182,8 @@ def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False
     The fifth of the experiments in `grpojax.variants`.
     ``R_i = P(true answer | prompt, reasoning of sample i)``, by the policy that drew the samples. The caller chooses
     the joint probability or the geometric mean per token. The second compares answers of any length and lies in [0, 1].
-    A sample whose likelihood is not finite keeps its reward.
+    In a group with any likelihood, a sample whose own is not finite is left out: its reward would be in another unit.
+    Groups without any keep their rewards.
 
     Args:
       fail_reward: a sample fails if its outcome is at most this.
@@ -200,16 +201,17 @@ def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False
       [-0.0018, 0.4673, -0.3327, -0.1327]
     """
 
-    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+    def transform(values: Samples, signals: Signals | None = None) -> tuple[Samples, Samples]:
         values, signals = per_sample(values, signals, "likelihood_of_all_fail")
         likelihood = jnp.asarray(need(signals, "likelihood", "likelihood_of_all_fail"), jnp.float32)
-        taken = jnp.isfinite(likelihood)
+        known = jnp.isfinite(likelihood)
+        taken = jnp.broadcast_to(known.any(1, keepdims=True), known.shape)
         if not everywhere:
             taken &= masked.all_fail(*outcome_of(signals, "likelihood_of_all_fail"), fail_reward)[:, None]
         if relative:
-            counts = taken & need(signals, "valid", "likelihood_of_all_fail")
+            counts = known & need(signals, "valid", "likelihood_of_all_fail")
             largest = jnp.where(counts, likelihood, 0.0).max(1, keepdims=True)
             likelihood = likelihood / jnp.where(largest > 0, largest, 1.0)
-        return jnp.where(taken, likelihood, values)
+        return jnp.where(taken & known, likelihood, values), known | ~taken
 
     return transform

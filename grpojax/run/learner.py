@@ -234,6 +234,8 @@ class Learner:
         counted, cut = weighing.counted(batch, self.train.truncated)
         late, metrics = self.signals_after_rewards(batch, counted)
         signals = {**signals, **late}
+        valid = {**batch.signals, **signals}.get("valid")
+        counted = counted if valid is None else np.where(valid, counted, np.nan)  # parts leave samples out, too
         with on_host():
             mask = batch.sampled
             advantages = weighing.advantages(self.method, batch, counted, mask, signals)

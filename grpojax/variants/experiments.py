@@ -138,7 +138,7 @@ def gt_likelihood(
     r"""GRPO (arXiv 2402.03300) on the true answer's likelihood where a whole group fails; reported as failing.
 
     It trains on the tokens that were sampled. One of the two descriptions trains on spliced text, which probably made
-    the policy incoherent.
+    the policy incoherent. A sample whose spliced text is too long for the model is left out.
 
     Args:
       groups: the groups whose rewards are likelihoods; with "all", no other reward is used.

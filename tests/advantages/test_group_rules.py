@@ -108,6 +108,9 @@ def test_golden_likelihood_of_all_fail():
     )
     got = run(A.center(), rewards=[[0, 0, 0, 0]], likelihood=likelihood[:1], reward=A.likelihood_of_all_fail())
     close(got, [[-0.0018348, 0.46727827, -0.33272173, -0.13272173]])
+    unknown = [[0.9, 0.8, 0.85, NAN], [NAN] * 4]  # in the first group nothing but likelihoods is compared
+    rewards, rule = [[0, 0, 0, 0], [-1, 0, -1, 0]], A.likelihood_of_all_fail()
+    close(run(A.center(), rewards=rewards, likelihood=unknown, reward=rule), [[0.05, -0.05, 0, 0], [-0.5, 0.5] * 2])
 
 
 # --- MaxRL

@@ -228,7 +228,7 @@ def test_a_cut_sample_that_weighs_nothing_stays_as_it_was_drawn():
         part = SimpleNamespace(
             method=SimpleNamespace(replaces_samples=True),
             config=SimpleNamespace(train=TrainConfig(steps=1, truncated=truncated)),
-            _splice=lambda *given: _Found(zero, np.array([0]), answers, {}),
+            _splice=lambda *given: _Found(zero, zero == 0, np.array([0]), answers, {}),
         )  # fmt: skip
         got = TrueAnswers.replace(part, {"policy": SimpleNamespace(params=None)}, batch).rollout
         assert got.tokens[0, :, 0].tolist() == want and got.stopped.tolist() == [[True, want[1] == 7]]

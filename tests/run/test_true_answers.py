@@ -13,6 +13,7 @@ from grpojax import data, variants
 from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
 from grpojax.run import recipe as config
+from grpojax.run.packed_batch import whole
 from grpojax.run.parts import displacement
 from grpojax.run.parts.true_answers import (
     Marker,
@@ -146,6 +147,21 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
         trainer.close()
 
 
+def check_too_long(trainer):
+    """A sample whose spliced text does not fit is neither rewarded nor punished, and the others are compared alone."""
+    learner, policy = trainer.learner, trainer.policy
+    policy.config = dataclasses.replace(policy.config, max_positions=max(len(p.ids) for p in trainer.problems) + 9)
+    got, logged, batch = late(trainer)
+    long = ~np.isfinite(got)
+    assert logged["ground_truth/too_long"] == long.sum() and 0 < long.sum() < long.size - 8
+    minis = learner.pack(batch)
+    advantages, _, _ = learner.weigh(minis, batch, learner.score(minis))
+    weights = whole(minis, [m.packed.per_token.weights for m in minis])
+    assert not advantages[long].any() and not weights[long].any() and weights[~long].any(-1).all()
+    sums = np.where(long, 0, advantages[..., 0]).sum(1)
+    np.testing.assert_allclose(sums, 0, atol=1e-5)
+
+
 def test_likelihood_is_that_of_transformers(recipe, tmp_path):
     """Of the spliced text, read as one sequence; half of the samples have no marker."""
     import with_torch  # noqa: F401
@@ -165,6 +181,7 @@ def test_likelihood_is_that_of_transformers(recipe, tmp_path):
         assert logged["ground_truth/missing_marker"] == sum("e" not in t for t in texts) > 0
         assert logged["ground_truth/repeated_marker"] == sum(t.count("e") > 1 for t in texts)
         assert logged["ground_truth/scored"] == got.size
+        check_too_long(trainer)
     finally:
         trainer.close()
 

@@ -269,9 +269,11 @@ def likelihoods(logps: Tokens, mask: Tokens, kind: str, *, relative: bool = Fals
 
 
 class _Found(NamedTuple):
-    """Likelihoods ``[P, G]``, the groups that have them, the spliced samples of these groups, and their metrics."""
+    """Likelihoods ``[P, G]``, the groups that have them, the spliced samples of these groups, and their metrics. A
+    sample of such a group whose text is too long has none, and is not ``valid``."""
 
     likelihood: Samples
+    valid: Samples
     chosen: PerPrompt
     answers: Answers | None
     metrics: dict[str, float]
@@ -319,7 +321,7 @@ class TrueAnswers(Part):
             batch,
             rollout=replace(batch.rollout, found.chosen, answers),
             drawn=batch.rollout,
-            signals={**batch.signals, "likelihood": found.likelihood},
+            signals={**batch.signals, "likelihood": found.likelihood, "valid": found.valid},
             metrics={**batch.metrics, **found.metrics, "time/late_s": time.perf_counter() - started},
         )
 
@@ -327,7 +329,7 @@ class TrueAnswers(Part):
         if not self.method.replaces_samples:
             self.work = 0.0
             found = self._splice(policy_state.weights(state), batch, counted)
-            return {"likelihood": found.likelihood}, found.metrics
+            return {"likelihood": found.likelihood, "valid": found.valid}, found.metrics
         if batch.drawn is None:
             raise UserError(
                 f"variant {self.variant.name!r} with train_on=spliced learns from other text than was drawn, "
@@ -353,7 +355,7 @@ class TrueAnswers(Part):
         if len(chosen):
             likelihood[chosen], answers, counts = self._likelihood(params, batch, chosen)
         metrics = {f"ground_truth/{name}": float(n) for name, n in counts.items()}
-        return _Found(likelihood, chosen, answers, metrics)
+        return _Found(likelihood, np.isfinite(likelihood) | ~wanted[:, None], chosen, answers, metrics)
 
     def _likelihood(
         self, params: Any, batch: RolloutBatch, chosen: PerPrompt
@@ -396,5 +398,4 @@ class TrueAnswers(Part):
         kind = options["likelihood"]
         # Only of those that fit: one that is too long would set the unit of the others' rewards.
         values = likelihoods(np.concatenate(logps), answers.mask & ~long[..., None], kind, relative=kind == "joint")
-        # If all rewards are likelihoods, a reward of 0 and 1 among them would be in another unit.
-        return np.where(long, 0.0 if options["groups"] == "all" else np.nan, values), answers, counts
+        return np.where(long, np.nan, values), answers, counts
