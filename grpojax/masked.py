@@ -145,7 +145,7 @@ def sequence_mean(x: AnyTokens, mask: AnyTokens, segments: AnyTokens | None = No
 def deviation(x: Array, mask: Array, axis: Axis = None, ddof: int = 0) -> tuple[Array, Array]:
     """``(std, dead)``: the deviation where ``mask``, and whether there is none: all equal, or no more than ``ddof``.
 
-    ``sqrt(variance)`` and bool, shapes as in `total` with the reduced dimensions kept. Numbers may have any size and any
+    ``sqrt(variance)`` and bool, shapes as in `total` with the reduced dimensions kept. Numbers may have any size and
     offset: they are taken from the smallest on, and in units of a power of two, which costs no digits.
 
     Example:

@@ -76,6 +76,7 @@ FUNCTIONS = {
     ),
     "kl_cov": (L.kl_cov, same("cov", masks=("mask",))),
     "kl_cov_penalty": (L.kl_cov_penalty, same("log_ratios", masks=("selected",))),
+    "log_difference": (L.log_difference, same("logps", "behavior_logps", masks=("mask",))),
     "log_ratio": (L.log_ratio, same("logps", "behavior_logps", masks=("mask",), ints=("segments",))),
     "loss_weights": (functools.partial(L.loss_weights, how="prompt_mean"), same(masks=("mask",), axes="P G T")),
     "off_policy_mask": (
@@ -139,9 +140,11 @@ TOKENS = {
 }
 ALONG = {"gae": (A.gae(), ("mask", "values")), "token_returns": (A.token_returns(), ("mask",))}
 
-BOOLS, INTS = ("valid", "mask"), ("lengths", "tokens", "columns")
+BOOLS, INTS = ("valid", "mask"), ("lengths", "full_lengths", "tokens", "columns")
 AXES = {"greedy_rewards": "P", "hidden": "P G T D", "probs": "P G T W"}
-AXES |= dict.fromkeys(("rewards", "outcome", "valid", "lengths", "likelihood", "influence_means"), "P G")
+AXES |= dict.fromkeys(
+    ("rewards", "outcome", "valid", "lengths", "full_lengths", "likelihood", "influence_means"), "P G"
+)
 
 
 def every_signal(**other):

@@ -201,7 +201,7 @@ def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False
       [-0.0018, 0.4673, -0.3327, -0.1327]
     """
 
-    def transform(values: Samples, signals: Signals | None = None) -> tuple[Samples, Samples]:
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
         values, signals = per_sample(values, signals, "likelihood_of_all_fail")
         likelihood = jnp.asarray(need(signals, "likelihood", "likelihood_of_all_fail"), jnp.float32)
         known = jnp.isfinite(likelihood)
@@ -212,6 +212,6 @@ def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False
             counts = known & need(signals, "valid", "likelihood_of_all_fail")
             largest = jnp.where(counts, likelihood, 0.0).max(1, keepdims=True)
             likelihood = likelihood / jnp.where(largest > 0, largest, 1.0)
-        return jnp.where(taken & known, likelihood, values), known | ~taken
+        return jnp.where(taken, jnp.where(known, likelihood, jnp.nan), values)
 
     return transform

@@ -330,7 +330,7 @@ def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
     Args:
       transforms: the steps.
       reward: ``(rewards, signals) -> rewards``, a change to the rewards themselves: later steps see its result as the
-        raw rewards. It may return ``(rewards, valid)``, to leave out samples that get no reward.
+        raw rewards. A sample that gets NaN has no reward then.
 
     Example:
       >>> from grpojax.advantages import center
@@ -362,10 +362,8 @@ def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
         values = jnp.where(valid, values, 0.0)
         if reward is not None:
             values = reward(values, signals)
-            if isinstance(values, tuple):
-                values, kept = values
-                valid = valid & kept
             _check_result(reward, values, "P G", sizes)
+            valid = valid & jnp.isfinite(values)
             values = jnp.where(valid, values, 0.0)
             signals = dataclasses.replace(signals, rewards=values, valid=valid)
         for transform in transforms:

@@ -24,6 +24,7 @@ def log_difference(logps: AnyTokens, behavior_logps: AnyTokens | None, mask: Any
       >>> log_difference(jnp.array([-30.0, -1.0]), jnp.array([-2.0, -1.5]), jnp.ones(2, bool)).tolist()
       [-28.0, 0.5]
     """
+    shapes.check("log_difference", "... T", logps=logps, behavior_logps=behavior_logps, mask=mask)
     logps = jnp.where(mask, logps, 0.0).astype(jnp.float32)
     if behavior_logps is None:
         return logps - jax.lax.stop_gradient(logps)
