@@ -92,8 +92,11 @@ def chunked(x: Tokens, segments: Array, initial: Array | None = None) -> tuple[A
         y = jnp.pad(y, ((0, 0),) * lead + ((0, -length % size),) + ((0, 0),) * (y.ndim - lead - 1), **how)
         return jnp.moveaxis(y.reshape(*y.shape[:lead], -1, size, *y.shape[lead + 1 :]), lead, 0)
 
-    q, k = (jnp.moveaxis(cut(y), -3, -2)[..., :, None, :, :] for y in (x.q, x.k))  # [n, ..., H, 1, size, key_size]
-    v = jnp.moveaxis(cut(x.v), -4, -2)  # [n, ..., H, r, size, value_size]
+    # Each head of values has its own copy of q and k, made before the cut: jaxlib 0.10.2 ends the process (SIGSEGV on a
+    # CPU) in the gradient of chunks that two heads share. The copies cost r products of q and of k with k in place of
+    # one, a tenth of the rule's multiplications at r = 2; other products are with keys of each head's own decay anyway.
+    every = (jnp.broadcast_to(y[..., None, :], (*x.v.shape[:-1], y.shape[-1])) for y in (x.q, x.k))
+    q, k, v = (jnp.moveaxis(cut(y), -4, -2) for y in (*every, x.v))  # [n, ..., H, r, size, key_size or value_size]
     decay, rate = (jnp.moveaxis(cut(y), -3, -1) for y in (x.decay, x.rate))  # [n, ..., H, r, size]
     segment = cut(segments, mode="edge")  # [n, ..., size]
 
