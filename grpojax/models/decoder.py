@@ -5,11 +5,13 @@ their own. Weights are stacked over layers and scanned.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from grpojax.models import attention as att
@@ -165,7 +167,8 @@ def scan_layers(
     unroll: bool = False,
 ) -> tuple[Any, dict[Kind, Any]]:
     """``lax.scan`` over the stacked layers. A step of the scan runs one `DecoderConfig.period`, which is one layer if
-    all are of one kind. The first layers without experts run before it.
+    all are of one kind. In it, neighbours of one kind are a scan of their own, so that each kind is compiled once. The
+    first layers without experts run before it.
 
     Args:
       model: the decoder.
@@ -191,20 +194,35 @@ def scan_layers(
     count = config.num_layers // len(period)
 
     def step(carry: Any, weights_xs: Any) -> tuple[Any, dict[Kind, Any]]:
-        weights, xs = weights_xs
         ys: dict[Kind, list[Any]] = {kind: [] for kind in steps}
-        each = {kind: iter(_unstacked(xs[kind], period.count(kind))) for kind in steps}
-        listed = {name: _unstacked(w, len(jax.tree.leaves(w)[0])) for name, w in weights.items()}
-        for kind, mine in zip(period, by_layer(listed, period), strict=True):
-            carry, y = steps[kind](carry, (mine, next(each[kind])))
+        for kind, weights, x in _runs(period, *weights_xs):
+            carry, y = scan(steps[kind], carry, (weights, x))
             ys[kind].append(y)
-        return carry, {kind: _stacked(of_kind) for kind, of_kind in ys.items()}
+        return carry, {kind: jax.tree.map(lambda *runs: jnp.concatenate(runs), *made) for kind, made in ys.items()}
 
     in_periods = jax.tree.map(
         lambda x: x.reshape(count, -1, *x.shape[1:]), (weights, {kind: xs[kind] for kind in steps})
     )
     carry, ys = scan(step, carry, in_periods)
     return carry, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
+
+
+def _runs(
+    period: Sequence[Kind], weights: Mapping[str, Any], xs: Mapping[Kind, Any]
+) -> list[tuple[Kind, dict[str, Any], Any]]:
+    """The runs of neighbours of one kind in a period: the kind, and the weights and ``xs`` of the run's layers."""
+    runs = [(kind, len(list(layers))) for kind, layers in itertools.groupby(period)]
+
+    def cut(tree: Any, there: Callable[[Kind], bool]) -> list[Any]:
+        """``tree [layers, ...]``, which the layers of some kinds have, as one tree for each of their runs."""
+        ends = np.cumsum([size for kind, size in runs if there(kind)])
+        leaves, structure = jax.tree.flatten(tree)
+        cuts = [jnp.split(x, ends[:-1]) for x in leaves]
+        return [jax.tree.unflatten(structure, [x[i] for x in cuts]) for i in range(len(ends))]
+
+    by_run = by_layer({name: cut(w, DECODER[name].of) for name, w in weights.items()}, [kind for kind, _ in runs])
+    given = {kind: iter(cut(x, kind.__eq__)) for kind, x in xs.items()}
+    return [(kind, mine, next(given[kind])) for (kind, _), mine in zip(runs, by_run, strict=True)]
 
 
 def _dense_layers(step: Callable[..., Any], carry: Any, weights: Mapping[str, Any], xs: Any, count: int) -> Any:
