@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpojax.models import attention as att
 from grpojax.models.compute import Compute
@@ -83,7 +84,7 @@ def chunked(x: Tokens, segments: Array, initial: Array | None = None) -> tuple[A
       segments: ``[..., T]`` int32. The state is ``initial`` before a token of another segment than the token before it.
       initial: ``[..., H, r, key_size, value_size]`` float32; None is zeros.
     """
-    length = x.q.shape[-3]
+    length, (key_size, value_size) = x.q.shape[-3], (x.q.shape[-1], x.v.shape[-1])
     size = min(CHUNK, 1 << (length - 1).bit_length())
     lead = x.q.ndim - 3
 
@@ -95,42 +96,42 @@ def chunked(x: Tokens, segments: Array, initial: Array | None = None) -> tuple[A
     # Each head of values has its own copy of q and k, made before the cut: jaxlib 0.10.2 ends the process (SIGSEGV on a
     # CPU) in the gradient of chunks that two heads share. The copies cost r products of q and of k with k in place of
     # one, a tenth of the rule's multiplications at r = 2; other products are with keys of each head's own decay anyway.
-    every = (jnp.broadcast_to(y[..., None, :], (*x.v.shape[:-1], y.shape[-1])) for y in (x.q, x.k))
-    q, k, v = (jnp.moveaxis(cut(y), -4, -2) for y in (*every, x.v))  # [n, ..., H, r, size, key_size or value_size]
-    decay, rate = (jnp.moveaxis(cut(y), -3, -1) for y in (x.decay, x.rate))  # [n, ..., H, r, size]
+    copies = (jnp.broadcast_to(y[..., None, :], (*x.v.shape[:-1], key_size)) for y in (x.q, x.k))
+    joined = jnp.concatenate([*copies, x.v, x.decay[..., None], x.rate[..., None]], -1)
+    ends = np.cumsum([key_size, key_size, value_size, 1])
+    q, k, v, decay, rate = jnp.split(jnp.moveaxis(cut(joined), -4, -2), ends, -1)  # [n, ..., H, r, size, rest]
     segment = cut(segments, mode="edge")  # [n, ..., size]
 
     visible = (segment[..., :, None] == segment[..., None, :]) & jnp.tri(size, dtype=bool)
     visible = visible[..., None, None, :, :]
-    since = _einsum("...ij,...j->...i", visible.astype(jnp.float32), decay)  # the start of the chunk or of the segment
-    between = jnp.where(visible, since[..., :, None] - since[..., None, :], 0.0)
+    since = _matmul(visible.astype(jnp.float32), decay)  # the start of the chunk or of the segment
+    between = jnp.where(visible, since - since.swapaxes(-1, -2), 0.0)
     between = jnp.where(visible, jnp.exp(between), 0.0)  # [n, ..., H, r, size, size]
-    since = jnp.exp(since)[..., None]
-    rate = rate[..., None]
+    since = jnp.exp(since)
 
+    # Products that share a factor are one. It is less to compile, and wider.
+    of_k, of_q = jnp.split(_matmul(jnp.concatenate([k, q], -2), k.swapaxes(-1, -2)), 2, -2)
     strict = jnp.tri(size, k=-1, dtype=bool)
-    mixed = _inverse(jnp.where(strict, rate * _matmul(k, k.swapaxes(-1, -2)) * between, 0.0))
-    values, keys = _matmul(mixed, rate * v), _matmul(mixed, rate * since * k)
-    inner = _matmul(q, k.swapaxes(-1, -2)) * between
-    before = jnp.concatenate([segment[:1, ..., :1] * 0 - 1, segment[:-1, ..., -1:]])
-    goes_on = (segment == before)[..., None, None, :, None]  # from the chunk before
+    mixed = _inverse(jnp.where(strict, rate * of_k * between, 0.0))
+    values, keys = jnp.split(_matmul(mixed, rate * jnp.concatenate([v, since * k], -1)), [value_size], -1)
+    reads = jnp.concatenate([keys, since * q], -2)  # [n, ..., H, r, 2 size, key_size], of the state
     added = (k * between[..., -1, :, None]).swapaxes(-1, -2)
-    fresh = jnp.zeros((*v.shape[1:-2], k.shape[-1], v.shape[-1]), jnp.float32) if initial is None else initial
+    writes = jnp.concatenate([of_q * between, added], -2)  # [n, ..., H, r, size + key_size, size], to output and state
+    before = jnp.concatenate([segment[:1, ..., :1] * 0 - 1, segment[:-1, ..., -1:]])
+    goes_on = jnp.tile(segment == before, 2)[..., None, None, :, None]  # from the chunk before
+    fresh = jnp.zeros((*v.shape[1:-2], key_size, value_size), jnp.float32) if initial is None else initial
 
     def step(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-        values, keys, queries, inner, added, kept, goes_on = chunk
+        values, reads, writes, kept, goes_on = chunk
+        held = _matmul(reads, state)
+        if initial is not None:
+            held = jnp.where(goes_on, held, _matmul(reads, initial))
+            state = jnp.where(goes_on[..., -1:, :], state, initial)
+        of_keys, of_queries = jnp.split(held, 2, -2)
+        made, changes = jnp.split(_matmul(writes, values - of_keys), [size], -2)
+        return kept * state + changes, of_queries + made
 
-        def read(y: Array) -> Array:
-            held = _matmul(y, state)
-            return held if initial is None else jnp.where(goes_on, held, _matmul(y, initial))
-
-        new = values - read(keys)
-        out = read(queries) + _matmul(inner, new)
-        state = state if initial is None else jnp.where(goes_on[..., -1:, :], state, initial)
-        return kept * state + _matmul(added, new), out
-
-    chunks = values, keys, q * since, inner, added, since[..., -1:, :], goes_on
-    state, out = jax.lax.scan(step, fresh, chunks)
+    state, out = jax.lax.scan(step, fresh, (values, reads, writes, since[..., -1:, :], goes_on))
     out = jnp.moveaxis(jnp.moveaxis(out, -2, -4), 0, lead)  # [..., n, size, H, r, value_size]
     return out.reshape(*out.shape[:lead], -1, *out.shape[lead + 2 :])[(*(slice(None),) * lead, slice(length))], state
 
@@ -144,13 +145,25 @@ def _inverse(a: Array) -> Array:
 def _by_halves(a: Array) -> Array:
     """`_inverse`. It takes few matmuls and no solver, which a mesh could not cut."""
     n = a.shape[-1]
-    if n == 1:
-        return jnp.ones_like(a)
+    if n <= 16:
+        return _by_masks(a)
     h = n // 2
     first, last = _by_halves(jnp.stack([a[..., :h, :h], a[..., h:, h:]]))
     corner = -_matmul(_matmul(last, a[..., h:, :h]), first)
     upper = jnp.pad(first, ((0, 0),) * (a.ndim - 1) + ((0, h),))
     return jnp.concatenate([upper, jnp.concatenate([corner, last], -1)], -2)
+
+
+def _by_masks(a: Array) -> Array:
+    """The same for all blocks of 2, then 4, ... at once, in matrices that are 0 elsewhere: more multiplications, which
+    few rows have to spare, and nothing to cut and join, which takes long to compile."""
+    at = np.arange(a.shape[-1])
+    made = jnp.broadcast_to(jnp.eye(len(at), dtype=a.dtype), a.shape)
+    for h in (1 << i for i in range((len(at) - 1).bit_length())):
+        half = at // h
+        corner = jnp.where((half[:, None] % 2 == 1) & (half == half[:, None] - 1), a, 0.0)
+        made = made - (corner if h == 1 else _matmul(_matmul(made, corner), made))
+    return made
 
 
 def _inverse_forward(a: Array) -> tuple[Array, Array]:
@@ -184,14 +197,14 @@ def convolved(x: Array, taps: Array, offsets: Array, before: Array | None = None
       [[31.0], [12.0], [34.0]]
     """
     x, count = x.astype(jnp.float32), taps.shape[-1]
-    y = x * taps[:, 0, -1]
+    taps = taps[:, 0].T
+    y = x * taps[-1]
     for back in range(1, count):
         older = jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((back, 0), (0, 0)))[..., : x.shape[-2], :]
-        older = jnp.where((offsets >= back)[..., None], older, 0.0)
-        for offset in range(back if before is not None else 0):
-            there = cast(Array, before)[..., count - 1 - back + offset, :][..., None, :].astype(jnp.float32)
-            older = jnp.where((offsets == offset)[..., None], there, older)
-        y = y + older * taps[:, 0, -1 - back]
+        y = y + jnp.where((offsets >= back)[..., None], older, 0.0) * taps[-1 - back]
+    for offset in range(count - 1) if before is not None else ():
+        reached = (cast(Array, before)[..., offset:, :].astype(jnp.float32) * taps[: count - 1 - offset]).sum(-2)
+        y = y + jnp.where((offsets == offset)[..., None], reached[..., None, :], 0.0)
     return jax.nn.silu(y)
 
 
@@ -203,18 +216,18 @@ class States(NamedTuple):
 
     Attributes:
       matrices: ``[..., H, r, key_size, value_size]`` float32.
-      inputs: the last inputs of the convolution, ``[..., taps - 1, channels]``, of queries, keys and values.
+      inputs: the last inputs of the convolution, ``[..., taps - 1, channels]`` (`DeltaLayer._joined`).
     """
 
     matrices: Array
-    inputs: tuple[Array, Array, Array]
+    inputs: Array
 
 
 class Projected(NamedTuple):
-    """Products with tokens ``[...]``: inputs of the convolution ``[..., channels]`` of queries, keys and values, and
-    decay and rate as in `Tokens`."""
+    """Products with tokens ``[...]``: inputs of the convolution ``[..., channels]`` (`DeltaLayer._joined`), and decay and
+    rate as in `Tokens`."""
 
-    inputs: tuple[Array, Array, Array]
+    inputs: Array
     decay: Array
     rate: Array
 
@@ -237,22 +250,36 @@ class DeltaLayer(Layer):
             decay, rate = self._linear(h, "delta_decay"), self._linear(h, "delta_rate")
             decay = -jnp.exp(w["delta_decay_log"]) * jax.nn.softplus(decay + w["delta_decay_start"])
             by_head = (*x.shape[:-1], -1, self.delta.shared)
-            return Projected((q, k, v), decay.reshape(by_head), jax.nn.sigmoid(rate).reshape(by_head))
+            return Projected(self._joined(q, k, v, -1), decay.reshape(by_head), jax.nn.sigmoid(rate).reshape(by_head))
 
-    def _tokens(self, convolved: Sequence[Array], decay: Array, rate: Array) -> Tokens:
-        q, k, v = convolved
-        q, k = (y.reshape(*y.shape[:-1], -1, self.delta.key_size) for y in (q, k))
-        q, k = (y * jax.lax.rsqrt(jnp.square(y).sum(-1, keepdims=True) + _EPS) for y in (q, k))
-        v = v.reshape(*v.shape[:-1], -1, self.delta.shared, self.delta.value_size)
-        return Tokens(q * self.delta.key_size**-0.5, k, v, decay, rate)
+    def _joined(self, q: Array, k: Array, v: Array, axis: int) -> Array:
+        """The channels of queries, keys and values on one axis, those of a head of keys next to each other, so that a
+        mesh cuts them by heads. One convolution instead of three is less to compile."""
+        axis %= q.ndim
+
+        def by_head(y: Array) -> Array:
+            return y.reshape(*y.shape[:axis], self.delta.key_heads, -1, *y.shape[axis + 1 :])
+
+        joined = jnp.concatenate([by_head(y) for y in (q, k, v)], axis + 1)
+        return joined.reshape(*q.shape[:axis], -1, *q.shape[axis + 1 :])
+
+    def _taps(self) -> Array:
+        """The taps ``[channels, 1, taps]`` of `_joined` channels."""
+        return self._joined(*(cast(Array, self.w[f"delta_{name}_taps"]) for name in "qkv"), 0)
+
+    def _tokens(self, convolved: Array, decay: Array, rate: Array) -> Tokens:
+        size, lead = self.delta.key_size, convolved.shape[:-1]
+        by_head = convolved.reshape(*lead, self.delta.key_heads, -1)
+        both = by_head[..., : 2 * size].reshape(*by_head.shape[:-1], 2, size)  # q and k
+        both = both * jax.lax.rsqrt(jnp.square(both).sum(-1, keepdims=True) + _EPS)
+        v = by_head[..., 2 * size :].reshape(*by_head.shape[:-1], self.delta.shared, self.delta.value_size)
+        return Tokens(both[..., 0, :] * size**-0.5, both[..., 1, :], v, decay, rate)
 
     def _mixed(
         self, x: Projected, there: Array, offsets: Array, segments: Array, before: States | None
     ) -> tuple[Array, Array]:
         """Outputs of tokens ``[..., T]`` that start from ``before [...]``, and the last matrices."""
-        inputs = before.inputs if before is not None else (None,) * 3
-        taps = (self.w[f"delta_{name}_taps"] for name in "qkv")
-        made = [convolved(y, w, offsets, b) for y, w, b in zip(x.inputs, taps, inputs, strict=True)]
+        made = convolved(x.inputs, self._taps(), offsets, None if before is None else before.inputs)
         here = there[..., None, None]
         tokens = self._tokens(made, jnp.where(here, x.decay, 0.0), jnp.where(here, x.rate, 0.0))
         return chunked(tokens, segments, None if before is None else before.matrices)
@@ -266,12 +293,9 @@ class DeltaLayer(Layer):
             out, matrices = self._mixed(x, there, offsets, jnp.ones(shape, jnp.int32), None)
             last = lengths[..., None] - count + jnp.arange(count, dtype=jnp.int32)  # before the first they are zeros
 
-            def tail(y: Array) -> Array:
-                y = jnp.take_along_axis(y, jnp.maximum(last, 0)[..., None], 2)
-                return jnp.where((last >= 0)[..., None], y, jnp.zeros((), y.dtype))
-
-            q, k, v = x.inputs
-            return out, States(matrices, (tail(q), tail(k), tail(v)))
+            inputs = jnp.take_along_axis(x.inputs, jnp.maximum(last, 0)[..., None], 2)
+            inputs = jnp.where((last >= 0)[..., None], inputs, jnp.zeros((), inputs.dtype))
+            return out, States(matrices, inputs)
 
     def of_rows(self, x: Projected, rows: Rows, prompts: States) -> Array:
         """Outputs of ``rows``, whose completions start from the states of their ``prompts``."""
@@ -293,12 +317,10 @@ class DeltaLayer(Layer):
         """`finish` for the newest token ``x [R, S, D]`` of each slot, and the slots' next states."""
         with jax.named_scope("delta_step"):
             made = self.project(x)
-            read = [jnp.concatenate([b, y[..., None, :]], -2) for b, y in zip(states.inputs, made.inputs, strict=True)]
-            taps = [cast(Array, self.w[f"delta_{name}_taps"])[:, 0].T for name in "qkv"]
-            mixed = [jax.nn.silu((y.astype(jnp.float32) * w).sum(-2)) for y, w in zip(read, taps, strict=True)]
+            read = jnp.concatenate([states.inputs, made.inputs[..., None, :]], -2)
+            mixed = jax.nn.silu((read.astype(jnp.float32) * self._taps()[:, 0].T).sum(-2))
             out, matrices = advance(self._tokens(mixed, made.decay, made.rate), states.matrices)
-            q, k, v = (y[..., 1:, :] for y in read)
-        return self.finish(x, out), States(matrices, (q, k, v))
+        return self.finish(x, out), States(matrices, read[..., 1:, :])
 
     def _output(self, attended: Array) -> Array:
         gate, scale = cast(Array, self.gate), cast(Array, self.w["delta_norm"])
@@ -378,8 +400,7 @@ def inserted(
 
 
 # Logical axes of states of slots.
-_KEYS, _VALUES = ("shard", None, None, "delta_keys"), ("shard", None, None, "delta_values")
-_AXES = States(("shard", None, "delta_heads"), (_KEYS, _KEYS, _VALUES))
+_AXES = States(("shard", None, "delta_heads"), ("shard", None, None, "delta_keys"))
 
 
 def _placed(states: States, compute: Compute) -> States:
