@@ -261,12 +261,12 @@ class Load(NamedTuple):
 def load(routing: Routing, rows: Rows, weights: Array | None = None) -> Load:
     """The `Load` of one layer. With ``rows`` and ``weights`` bound it is an `Observe`.
 
-    ``weights [B, R, S]`` are the weights of the loss. If given, the load-balance loss is computed too:
-    ``Σ_t w_t E Σ_e f_e(t) p_e(t)``, with ``p`` the `Routing.probabilities`, and ``f_e(t)`` the share of the tokens of
-    t's completion that e got, which has no gradient. This is the loss of the Switch Transformer (arXiv:2101.03961). For
-    k experts a token it follows the transformers library: it is k if all experts get the same share. It is computed for
-    each completion separately, as in DeepSeek-V2 (arXiv:2405.04434). So it adds up over micro-batches, and its gradient
-    does not depend on how a batch is cut.
+    ``weights [B, R, S]`` are weights of the tokens that add up to 1 over all micro-batches. If given, the load-balance
+    loss is computed too: ``Σ_t w_t E Σ_e f_e(t) p_e(t)``, with ``p`` the `Routing.probabilities`, and ``f_e(t)`` the
+    share of the tokens of t's completion that e got, which has no gradient. This is the loss of the Switch Transformer
+    (arXiv:2101.03961). For k experts a token it follows the transformers library: it is k if all experts get the same
+    share. It is computed for each completion separately, as in DeepSeek-V2 (arXiv:2405.04434). So it adds up over
+    micro-batches, and its gradient does not depend on how a batch is cut.
 
     Example:
       >>> rows = Rows(prompts=jnp.zeros((1, 1, 1), int), prompt_lengths=jnp.ones((1, 1), int),

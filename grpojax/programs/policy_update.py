@@ -15,8 +15,8 @@ from grpojax.models import experts
 from grpojax.models.compute import Compute
 from grpojax.programs import blocks
 from grpojax.programs.packing import Packed
-from grpojax.programs.update import Loss, Metrics, ReadPrompts
-from grpojax.types import Mean, Rows, Scalar
+from grpojax.programs.update import TOTAL_WEIGHT, Loss, Metrics, ReadPrompts
+from grpojax.types import Array, Mean, Rows, Scalar
 
 
 def policy_objective(
@@ -37,8 +37,9 @@ def policy_objective(
       compute: how to run the decoder.
       temperature: the temperature that the samples were drawn at.
       entropy: compute the entropy as a metric even if the objective does not need it.
-      balance_coef: weight of the load-balance loss of a mixture of experts (`grpojax.models.experts.load`). 0 computes
-        no such loss. None for a dense policy.
+      balance_coef: weight of the load-balance loss of a mixture of experts (`grpojax.models.experts.load`), a mean over
+        the tokens of the update by their loss weights, whatever these add up to. 0 computes no such loss. None for a
+        dense policy.
 
     Returns:
       The loss. Its metrics are those of `grpojax.losses.policy_loss`. If the batch has ``sampler_logps``, those of
@@ -50,7 +51,8 @@ def policy_objective(
     def loss(params: Any, frozen: Any, micro: Packed) -> tuple[Scalar, Metrics]:
         tokens, observe = micro.per_token, None
         if balance_coef is not None:
-            observe = functools.partial(experts.load, rows=micro.rows, weights=tokens.weights if balance_coef else None)
+            weights = _shares(tokens.weights, frozen) if balance_coef else None
+            observe = functools.partial(experts.load, rows=micro.rows, weights=weights)
         scores = dec.score(graph, params, micro.rows, compute, temperature=temperature, entropy=wanted, observe=observe)
         starts = tokens.action_starts
         with jax.named_scope("loss"):
@@ -77,6 +79,13 @@ def policy_objective(
         return value, metrics
 
     return loss
+
+
+def _shares(weights: Array, frozen: Any) -> Array:
+    """Loss weights that add up to 1 over all micro-batches. Those of a sum over tokens add up to hundreds, and the
+    load-balance loss would be as much stronger than under a mean."""
+    total = (frozen or {}).get(TOTAL_WEIGHT, weights.sum())
+    return weights * jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1.0), 0.0)
 
 
 def of_routers(load: experts.Load, rows: Rows, coef: float) -> tuple[Scalar, Metrics]:

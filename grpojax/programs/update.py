@@ -3,7 +3,8 @@
 A loss is ``(params, frozen, micro) -> (value [], metrics)``: ``params`` learn, ``frozen`` is whatever else the loss
 reads, and ``micro`` is a micro-batch. Losses and metrics that are bare arrays are summed over the micro-batches.
 `grpojax.types.Mean` and `Max` define how they are combined. ``frozen["share"]``, if present, is the share of the run
-that is done. An optimiser whose learning rate follows a schedule over the run reads it.
+that is done. An optimiser whose learning rate follows a schedule over the run reads it. A loss of `Packed` rows finds
+the sum of all loss weights of the update in ``frozen[TOTAL_WEIGHT]``, for a term that is a mean over its tokens.
 
 There are two ways to compute the same gradient. `_accumulate` takes one micro-batch after the other, whose rows come
 with their prompts. `_over_readings` takes rows in blocks: a *reading* is one forward of some prompts, a *block* is a
@@ -29,6 +30,7 @@ from grpojax.types import Max, Scalar, TrainState
 Metrics = dict[str, Any]
 Loss = Callable[[Any, Any, Any], tuple[Scalar, Metrics]]
 ReadPrompts = Callable[[Any, Any, Any], Any]
+TOTAL_WEIGHT = "total_weight"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,6 +150,8 @@ def _update(
 
 def _accumulate(learns: Learns, params: Any, frozen: Any, parts: Any) -> tuple[Any, Metrics]:
     """Gradient and metrics, summed over the micro-batches, or over the blocks that are taken."""
+    if isinstance(parts, Packed) and parts.per_token.weights is not None:
+        frozen = {**(frozen or {}), TOTAL_WEIGHT: parts.per_token.weights.sum()}
     if isinstance(parts, Packed) and blocks.after_reading(parts.rows) > 1:
         return _over_readings(learns, params, frozen, parts)
     grad = jax.grad(learns.loss, has_aux=True)

@@ -1,6 +1,7 @@
 """One update: the same gradient under every split, the right gradient, and no work that nobody asked for."""
 
 import dataclasses
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -114,8 +115,9 @@ def test_the_gradient_does_not_depend_on_the_split(reference, sizes, microbatche
     [(None, 4, None), ((2, 2, 2), 1, None), (None, 1, 14), ((1, 2, 2, 2), 2, None), ((1, 1, 1, 8), 1, None)],
 )
 def test_nor_does_that_of_a_mixture_with_its_load_balance_loss(sizes, microbatches, least):
-    """Nor on where its experts are."""
+    """Nor on where its experts are. The weights add up to 9 over the whole batch, so that a part's sum is no whole."""
     batch, variant = learning_batch()
+    batch = with_tokens(batch, weights=9 * batch.per_token.weights)
     model = dataclasses.replace(CONFIG, family="qwen2_moe", experts=Experts(count=8, chosen=2, size=12, shared=6))
     how = dict(model=model, balance_coef=0.1)
     want, metrics = update(batch, variant.objective, **how)
@@ -129,6 +131,23 @@ def test_nor_does_that_of_a_mixture_with_its_load_balance_loss(sizes, microbatch
     assert metrics["router_counts"].sum() == 2 * batch.lengths.sum() * model.num_layers
     without, _ = update(batch, variant.objective, model=model, balance_coef=0.0)
     assert np.abs(without["layers"]["router"][...] - want["layers"]["router"][...]).max() > 1e-4
+
+
+def test_a_balanced_router_has_the_same_load_balance_loss_under_any_aggregation():
+    """The number of experts that a token goes to."""
+    batch, _ = learning_batch(p=2, g=2)
+    mask = np.asarray(masked.from_lengths(batch.lengths, batch.tokens.shape[2]))
+    model = dataclasses.replace(CONFIG, num_layers=1, experts=Experts(count=4, chosen=2, size=4))
+    graph, params = random_decoder(model)
+    router = params["layers"]["router"]
+    router.set_value(jnp.zeros_like(router[...]))
+    loss = policy_update.policy_objective(graph, losses.Objective(), Compute(), balance_coef=0.1)
+    learn = jax.jit(make_update(loss, optax.sgd(0.0)))
+    for aggregate in get_args(losses.Aggregation):
+        weights = losses.loss_weights(mask, aggregate, constant=100.0 if aggregate == "constant" else None)
+        packed, _ = packing.pack(with_tokens(batch, weights=np.asarray(weights)), microbatches=2)
+        _, metrics = learn(state.init_state(params, optax.sgd(0.0)), {}, packed)
+        assert float(metrics["balance_loss"]) == pytest.approx(2, rel=1e-5), aggregate
 
 
 def test_the_loss_is_about_zero_and_the_gradient_is_the_policy_gradient():
