@@ -333,6 +333,19 @@ def save(folder, name: str = "qwen2", *, dtype: str = "float32", seed: int = 0, 
     return made
 
 
+def save_with_images(folder):
+    """Saves a Qwen3.5 with images, whose text part is that of `MODELS`; returns it."""
+    import with_torch  # noqa: F401
+
+    vision = dict(
+        depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=24, num_position_embeddings=16
+    )
+    whole = transformers.Qwen3_5Config(text_config=config("qwen3_5").to_dict(), vision_config=vision)
+    made = transformers.Qwen3_5ForConditionalGeneration(whole).eval()
+    made.save_pretrained(folder)
+    return made
+
+
 def logps(made, tokens: list[int]):
     """Log-probability of each token but the first, given those before it."""
     from with_torch import torch

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from grpojax import data, variants
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
+from grpojax.models import hf
 from grpojax.programs import batch_shards, kv_cache, packing
 from grpojax.programs.policy import Policy
 from grpojax.run.recipe import Config
@@ -29,6 +30,12 @@ def shapes(config: Config, count: int, sampling: int) -> None:
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
         rows, group = batch_shards.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
     packing.check_cut(rows // count, group, config.train.microbatches)
+
+
+def adapter(policy: Policy) -> None:
+    """Raises `UserError` if the policy is to have adapters that could not be exported after the run."""
+    if policy.adapter is not None:
+        hf.peft.check_start(policy.adapter, policy.config, policy.folder)
 
 
 def most_left(config: RolloutConfig, shards: int) -> int:

@@ -72,7 +72,9 @@ class FineTune(Task):
         if config.mesh.rollout:
             raise UserError(f"mesh.rollout={config.mesh.rollout}: nothing is sampled here; leave it out")
         tokenize = data.Tokenize(tokenizer, config.data.questions())
-        self.policy = policy = Policy(config.model, config.mesh, devices, tokenizer=tokenizer).load()
+        self.policy = policy = Policy(config.model, config.mesh, devices, tokenizer=tokenizer)
+        checks.adapter(policy)
+        policy.load()
         # If several tokens end a sample, this is the one that ends a message of the chat, or else the tokenizer's.
         own = (hf.turn_end(tokenizer) if tokenize.chat else None, tokenizer.eos_token_id, *policy.eos_ids)
         end = next((token for token in own if token is not None), None)

@@ -110,6 +110,7 @@ class Trainer(Task):
             hf.check_ends(
                 config.model.path, self.policy.eos_ids, no_end=config.rollout.no_end, setting="rollout.no_end=true"
             )
+        checks.adapter(self.policy)
         checks.shapes(config, self.policy.shards, self.policy.sampling.shards)
         checks.cache(config, self.policy)
         self.rewards = held.enter_context(Rewards(config.method.rewards, read=tokenize.read))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tiny_hf
-import transformers
 from flax import nnx
 from hf_compare import assert_same_torch, our_logps, their, their_logps
 from plain_decoder import BASE, FAMILIES, ragged_batch, random_decoder, some_prompts
@@ -47,13 +46,7 @@ def test_texts_longer_than_a_chunk_score_as_in_transformers(tmp_path, prompt, co
 
 def test_the_text_part_of_a_model_with_images_is_read_and_written(tmp_path):
     """Without the weights for images, and those that predict more than one token."""
-    text = tiny_hf.config("qwen3_5").to_dict()
-    vision = dict(
-        depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=24, num_position_embeddings=16
-    )
-    whole = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
-    made = transformers.Qwen3_5ForConditionalGeneration(whole).eval()
-    made.save_pretrained(tmp_path / "in")
+    tiny_hf.save_with_images(tmp_path / "in")
     file = tmp_path / "in" / "model.safetensors"
     tensors = safetensors.numpy.load_file(file)
     assert any("visual" in name for name in tensors) and any("language_model" in name for name in tensors)

@@ -11,15 +11,24 @@ REQUIRED: Any = object()  # in place of a default: there is none
 
 
 class Fields:
-    """The fields of a JSON object, each as the kind that it must have, or refused by name."""
+    """The fields of a JSON object, each as the kind that it must have, or refused by name.
 
-    def __init__(self, raw: Mapping[str, Any], where: str):
-        self.raw, self.where = raw, where
+    Args:
+      raw: the object.
+      where: what to call it in errors.
+      elsewhere: the same for the fields that the user's file has in another object.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], where: str, elsewhere: Mapping[str, str] | None = None):
+        self.raw, self.where, self._elsewhere = raw, where, elsewhere or {}
+
+    def _place(self, key: str) -> str:
+        return self._elsewhere.get(key, self.where)
 
     def get(self, key: str, missing: Any = REQUIRED) -> Any:
         """A field as it stands; ``missing`` where there is none."""
         if key not in self.raw and missing is REQUIRED:
-            raise UserError(f"{self.where}: {key!r} is missing; add it, or download the file again")
+            raise UserError(f"{self._place(key)}: {key!r} is missing; add it, or download the file again")
         return self.raw.get(key, missing)
 
     def whole(self, key: str, *, missing: Any = REQUIRED, null: Any = REQUIRED, most: int = LARGEST) -> int:
@@ -39,7 +48,7 @@ class Fields:
         try:
             require(SimpleNamespace(**{key: value}), **{key: interval})
         except UserError as e:
-            raise UserError(f"{self.where}: {e}") from None
+            raise UserError(f"{self._place(key)}: {e}") from None
         return float(value)
 
     def flag(self, key: str, *, missing: bool = False) -> bool:
@@ -51,7 +60,7 @@ class Fields:
 
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raises the `UserError` for a field."""
-        raise UserError(f"{self.where}: {key}={shown(self.raw.get(key))}: {why}")
+        raise UserError(f"{self._place(key)}: {key}={shown(self.raw.get(key))}: {why}")
 
 
 def shown(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Adapters in and out of folders as peft has them: ``adapter_config.json`` and ``adapter_model.safetensors``."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import get_args
@@ -46,6 +47,9 @@ _READ = {"r", "lora_alpha", "target_modules", "use_rslora", "use_dora", "peft_ty
 # Families that transformers reads without images from a folder of a model with images, by the names of a text model.
 _READ_WITHOUT_IMAGES = ("qwen3_5_text",)
 _STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # others change the base
+_MERGE = "merge the adapter into its base with peft"
+# Kinds of adapters that add tokens, keys or values, and change no weight.
+_UNMERGEABLE = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "ADAPTION_PROMPT")
 
 
 def is_adapter(folder: epath.Path) -> bool:
@@ -61,12 +65,15 @@ def read_config(path: str | os.PathLike) -> tuple[AdapterConfig, str]:
     """
     folder = files.path(path)
     raw = read_json(folder / CONFIG)
+    if (kind := raw.get("peft_type")) != "LORA":
+        named = "no peft_type" if kind is None else f"peft_type={kind!r}"
+        remedy = "take a LoRA adapter" if kind in _UNMERGEABLE else _MERGE
+        raise UserError(f"{folder / CONFIG} has {named}, and only 'LORA' is read; {remedy}")
     odd = [name for name, x in raw.items() if x and name not in _READ | _OF_TRAINING]
-    odd += [name for name, usual in (("peft_type", ("LORA",)), ("bias", ("none", None))) if raw.get(name) not in usual]
-    odd += [name for name in ("init_lora_weights",) if raw.get(name) not in _STARTS]
+    odd += [name for name, usual in (("bias", ("none", None)), ("init_lora_weights", _STARTS)) if raw.get(name) not in usual]
     if odd:
-        shown = ", ".join(f"{name}={raw[name]!r}" for name in odd[:3] if name in raw) or "no peft_type"
-        raise UserError(f"{folder / CONFIG} has {shown}, which is not read; merge the adapter into its base with peft")
+        shown = ", ".join(f"{name}={raw[name]!r}" for name in odd[:3])
+        raise UserError(f"{folder / CONFIG} has {shown}, which is not read; {_MERGE}")
     with open_file(folder / WEIGHTS) as f:
         modules = {name.split(".")[-3 if name.endswith(".weight") else -2] for name in f.keys()}
     if strange := sorted(modules - set(get_args(Target))):
@@ -124,15 +131,43 @@ def check(config: AdapterConfig, decoder: DecoderConfig) -> None:
         raise UserError(f"model.adapter.path={config.path!r} was made with other settings\nset {given}")
 
 
-def check_modules(config: AdapterConfig, decoder: DecoderConfig, folder: epath.PathLike) -> None:
-    """Raises `UserError` if peft would not find the layers that have factors in the base: it passes over them without
-    a word.
+def check_start(config: AdapterConfig, decoder: DecoderConfig, folder: epath.PathLike) -> None:
+    """Refuses a run at its start if peft could not read its adapters, and names the layers that it could read.
 
     Args:
       config: config of the adapters.
       decoder: config of the base.
       folder: the base's folder.
+
+    Raises:
+      UserError: that, or the decoder cannot have these adapters.
     """
+    abstract(config, decoder)
+    if not (why := _unreadable(config, decoder, folder)):
+        return
+
+    def readable(layers: tuple[Target, ...]) -> bool:
+        return bool(layers) and not _unreadable(dataclasses.replace(config, target=layers), decoder, folder)
+
+    for among in (config, dataclasses.replace(config, target=None)):
+        alone = tuple(layer for layer in among.layers(decoder) if readable((layer,)))
+        for left in (alone, tuple(layer for layer in alone if layer not in _OF_MLP)):
+            if readable(left):
+                raise UserError(f"model.adapter: {why}\nset model.adapter.target=[{','.join(left)}]")
+    raise UserError(f"model.adapter: {why}\nleave it out, or take a base whose layers have names of their own")
+
+
+def check_modules(config: AdapterConfig, decoder: DecoderConfig, folder: epath.PathLike) -> None:
+    """Raises `UserError` if peft could not read an export of adapters; arguments as of `check_start`."""
+    if why := _unreadable(config, decoder, folder):
+        raise UserError(f"{why}\nexport with --merged")
+
+
+_OF_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def _unreadable(config: AdapterConfig, decoder: DecoderConfig, folder: epath.PathLike) -> str:
+    """Why peft could not read adapters, or "". It passes over layers that it does not find in the base."""
     name_of = {str(DECODER[name].name).format(0, 0): LINEAR[name] for name in config.weights(decoder)}
     whole = joined(decoder.family, dict.fromkeys(name_of, Tensor("", (), ())))
     found = {name_of[part]: name.split(".")[-2] for name, parts in whole.items() for part in parts}
@@ -141,9 +176,7 @@ def check_modules(config: AdapterConfig, decoder: DecoderConfig, folder: epath.P
     if images and decoder.family not in _READ_WITHOUT_IMAGES:
         elsewhere = list(found)
     if elsewhere:
-        raise UserError(
-            f"peft finds no {', '.join(elsewhere)} in {folder}: they have other names there\nexport with --merged"
-        )
+        return f"peft finds no {', '.join(elsewhere)} in {folder}: they have other names there"
     names, why = config.weights(decoder), ""
     if any(name.startswith("shared_") for name in names):
         why = "to the expert that all tokens go to"
@@ -151,8 +184,7 @@ def check_modules(config: AdapterConfig, decoder: DecoderConfig, folder: epath.P
         why = "to only one of gate_proj and up_proj of experts"
     elif "expert_gate" in names and config.rslora:
         why = "with rslora=true to experts: their gate and up are one layer of twice the rank there"
-    if why:
-        raise UserError(f"peft cannot give factors {why}\nexport with --merged")
+    return f"peft cannot give factors {why}" if why else ""
 
 
 def save(

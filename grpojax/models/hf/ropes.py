@@ -36,7 +36,7 @@ def read_ropes(fields: Fields, family: Family, sizes: Sizes) -> tuple[float, Rop
     usual = _rope(Fields({**fields.raw, "rope_parameters": full}, fields.where), family, sizes)
     above = family.windows.theta
     if family.windows.theta_field is not None:
-        above = fields.raw.get(family.windows.theta_field, above)
+        above = fields.number(family.windows.theta_field, "(0, inf)", missing=above)
     own = {"rope_theta": above, "rope_scaling": None, "rope_parameters": windowed}
     theta, scaling, _ = _rope(Fields({**fields.raw, **own}, fields.where), family, sizes)
     if scaling is not None:
@@ -64,7 +64,9 @@ def _one_rope(fields: Fields, key: str, family: Family, sizes: Sizes) -> tuple[f
     if given is not None and not isinstance(given, dict):
         fields.refuse(key, "must be a mapping, or null")
     above = {name: fields.raw[name] for name in ("rope_theta", "partial_rotary_factor") if name in fields.raw}
-    rope = Fields({**above, **(given or {})}, f"{fields.where}: {key}")
+    given = given or {}
+    top = {name: fields.where for name in above if name not in given}
+    rope = Fields({**above, **given}, f"{fields.where}: {key}", top)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in family.scalings:
         supported = ", ".join(map(repr, family.scalings))

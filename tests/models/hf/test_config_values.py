@@ -809,7 +809,12 @@ REFUSED = {
         dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
         "layer_types=.*layers of one kind",
     ),
-    "half rotated, phi3": ("phi3", dict(partial_rotary_factor=0.75), "partial_rotary_factor=0.75: not supported"),
+    "half rotated, phi3": (  # where the file has it, not in rope_parameters
+        "phi3",
+        dict(partial_rotary_factor=0.75),
+        r"^[^ ]+: partial_rotary_factor=0.75: not supported",
+    ),
+    "a base of 0, gemma3": ("gemma3_text", dict(rope_local_base_freq=0), "^[^ ]+: rope_local_base_freq=0: must be over"),
     "longrope, phi3": (
         "phi3",
         dict(rope_scaling={"type": "longrope", "long_factor": [1.0] * 4, "short_factor": [1.0] * 4}),
