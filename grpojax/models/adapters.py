@@ -95,8 +95,9 @@ class AdapterConfig:
         eight bits, with a scale for each column.
       merged: merge the factors into the weights that a rollout samples with. False samples with base and factors in two
         products, as an update computes them, and needs no second copy of the weights. It needs ``mesh.fsdp`` 1.
-      path: a PEFT folder whose factors the run starts from; it must have been made with these settings. With None, A is
-        random and B is 0, so that the run starts from the base.
+      path: a PEFT folder whose factors the run starts from; it must have been made with these settings. The reference
+        of a KL or of DPO is this start, the base with these factors. With None, A is random and B is 0, so that start
+        and reference are the base.
     """
 
     rank: int

@@ -13,6 +13,7 @@ from etils import epath
 from grpojax import data
 from grpojax.host import files, processes
 from grpojax.host.console import log
+from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import place_rows
 from grpojax.run import teaching
@@ -80,7 +81,8 @@ class Scorer:
         if found:
             log.warning("%s is of other weights or other answers: they are scored again", file)
         log.info("scoring %d prompts under the reference, once", sum(map(len, kept.values())))
-        scored = {name: self.sums(entries, self._policy.params)[0] for name, entries in kept.items()}
+        params = policy_state.at_start(self._policy)  # random factors have no seed here: their product is 0
+        scored = {name: self.sums(entries, params)[0] for name, entries in kept.items()}
         if processes.is_first():
             out = io.BytesIO()
             np.savez(out, **scored, **{_SCORED_FROM: scored_from})  # pyrefly: ignore

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpojax.models import DecoderConfig
+from grpojax.models import DecoderConfig, adapters
 from grpojax.programs import policy_state
 from grpojax.programs.calls import Call
 from grpojax.programs.compiling import program
@@ -28,7 +28,11 @@ OWN_SCORE = "reference score"  # if the policy is scored too, with weights of an
 
 def _score_of(config: Config) -> str:
     """The name of the program that scores. It is the policy's if both have weights of the same kind."""
-    alike = config.model.adapter is None and (config.train.reference_every > 0 or config.model.dtype == "float32")
+    adapter = config.model.adapter
+    if adapter is None:
+        alike = config.train.reference_every > 0 or config.model.dtype == "float32"
+    else:
+        alike = adapter.path is not None
     return "score" if alike or not config.method.plain_scores(config.train) else OWN_SCORE
 
 
@@ -40,11 +44,15 @@ class _Refresh(Spec):
 
 
 class Reference(Part):
-    """Plain weights that score every batch. A checkpoint has them only if they are refreshed. If the policy has
-    adapters, they are its base, which is on the devices already.
+    """The weights that score every batch: those of the policy as the run started, or of the last refresh.
+
+    If the policy has adapters, no copy of its base is made. With random factors, whose product is 0 at the start, the
+    reference is the base. With those of ``model.adapter.path`` it is the base with a copy of these factors. A
+    checkpoint has the reference where the recipe does not give it: after refreshes, and the copy of the factors, whose
+    folder may change.
 
     Attributes:
-      role: role of the weights.
+      role: role of what the reference has of its own; that of the base if it has nothing.
     """
 
     passes = 1
@@ -64,7 +72,7 @@ class Reference(Part):
 
     def __init__(self, config: Config, shape: PolicyShape, read_shape: Callable[[str], DecoderConfig] = read_shape):
         super().__init__(config, shape, read_shape)
-        self.role = ROLE if shape.adapter is None else policy_state.BASE
+        self.role = ROLE if shape.adapter is None or shape.adapter.path is not None else policy_state.BASE
 
     @property
     def every(self) -> int:
@@ -77,11 +85,14 @@ class Reference(Part):
     def networks(self) -> dict[str, Network]:
         if self.role != ROLE:
             return {}
+        if (adapter := self.shape.adapter) is not None:
+            factors = adapters.abstract(adapter, self.shape.config)
+            return {ROLE: Network(params=factors, table=policy_state.table_of(adapter))}
         _, network = decoder_network(self.shape.config, None, self.shape.mesh)
         return {ROLE: dataclasses.replace(network, params=jax.eval_shape(self._copy, network.params))}
 
     def calls(self, longest: Longest) -> dict[str, Call]:
-        reference, programs = longest.state[self.role], longest.programs
+        reference, programs = self._weights(longest.state), longest.programs
         name, found = _score_of(self.config), dict[str, Call]()
         if name == OWN_SCORE or not self.method.plain_scores(self.config.train):
             found[name] = longest.scored(programs.score, reference, self.shape.config)
@@ -92,16 +103,28 @@ class Reference(Part):
         return found
 
     def saved(self) -> tuple[str, ...]:
-        return (ROLE,) if self.every else ()
+        return tuple(self.networks()) if self.every or self.shape.adapter is not None else ()
 
     def start(self, params: Any, restored: State | None) -> dict[str, Any]:
-        return {} if self.role != ROLE or ROLE in (restored or {}) else {ROLE: self._copy(params)}
+        if self.role != ROLE or ROLE in (restored or {}):
+            return {}
+        if self.shape.adapter is not None:
+            return {ROLE: policy_state.first_factors(self.shape, params, self.config.train.seed)}
+        return {ROLE: self._copy(params)}
+
+    def _weights(self, state: State) -> Any:
+        """The reference in the form that the score program takes. Copies nothing."""
+        own = state[self.role]
+        if self.shape.adapter is None or self.role != ROLE:
+            return own
+        return adapters.joined(state[policy_state.BASE], own)
 
     def _copy(self, params: Any) -> Any:
         return frozen_copy(params, self.shape.compute, averaged=self.every > 0)
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        logps = [self.run(self.programs.score, state[self.role], m.packed.rows).logps for m in minis]
+        reference = self._weights(state)
+        logps = [self.run(self.programs.score, reference, m.packed.rows).logps for m in minis]
         for mini, rows in zip(minis, logps, strict=True):
             mini.set(ref_logps=rows)
         return {"ref_logps": whole(minis, logps)} if self.compares(self.variant) else {}
