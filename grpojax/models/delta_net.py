@@ -224,8 +224,8 @@ class States(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """Products with tokens ``[...]``: inputs of the convolution ``[..., channels]`` (`DeltaLayer._joined`), and decay and
-    rate as in `Tokens`."""
+    """Products with tokens ``[...]``: inputs of the convolution ``[..., channels]`` (`DeltaLayer._joined`), and
+    decay and rate as in `Tokens`."""
 
     inputs: Array
     decay: Array
@@ -265,7 +265,8 @@ class DeltaLayer(Layer):
 
     def _taps(self) -> Array:
         """The taps ``[channels, 1, taps]`` of `_joined` channels."""
-        return self._joined(*(cast(Array, self.w[f"delta_{name}_taps"]) for name in "qkv"), 0)
+        q, k, v = (cast(Array, self.w[f"delta_{name}_taps"]) for name in "qkv")
+        return self._joined(q, k, v, 0)
 
     def _tokens(self, convolved: Array, decay: Array, rate: Array) -> Tokens:
         size, lead = self.delta.key_size, convolved.shape[:-1]

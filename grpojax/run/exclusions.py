@@ -603,8 +603,8 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             why="the reference is the base with the factors of the start, which do not change",
             when=lambda c: c.model.adapter is not None and c.train.reference_every,
             message=lambda c: (
-                f"train.reference_every={c.train.reference_every}: with model.adapter the reference is the base with the "
-                "factors of the start, which do not change; set it to 0"
+                f"train.reference_every={c.train.reference_every}: with model.adapter the reference is the base with "
+                "the factors of the start, which do not change; set it to 0"
             ),
         ),
         Exclusion(

@@ -70,7 +70,8 @@ def read_config(path: str | os.PathLike) -> tuple[AdapterConfig, str]:
         remedy = "take a LoRA adapter" if kind in _UNMERGEABLE else _MERGE
         raise UserError(f"{folder / CONFIG} has {named}, and only 'LORA' is read; {remedy}")
     odd = [name for name, x in raw.items() if x and name not in _READ | _OF_TRAINING]
-    odd += [name for name, usual in (("bias", ("none", None)), ("init_lora_weights", _STARTS)) if raw.get(name) not in usual]
+    usual = {"bias": ("none", None), "init_lora_weights": _STARTS}
+    odd += [name for name, known in usual.items() if raw.get(name) not in known]
     if odd:
         shown = ", ".join(f"{name}={raw[name]!r}" for name in odd[:3])
         raise UserError(f"{folder / CONFIG} has {shown}, which is not read; {_MERGE}")

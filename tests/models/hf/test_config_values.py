@@ -814,7 +814,7 @@ REFUSED = {
         dict(partial_rotary_factor=0.75),
         r"^[^ ]+: partial_rotary_factor=0.75: not supported",
     ),
-    "a base of 0, gemma3": ("gemma3_text", dict(rope_local_base_freq=0), "^[^ ]+: rope_local_base_freq=0: must be over"),
+    "a base of 0, gemma3": ("gemma3_text", dict(rope_local_base_freq=0), "^[^ ]+: rope_local_base_freq=0: must be"),
     "longrope, phi3": (
         "phi3",
         dict(rope_scaling={"type": "longrope", "long_factor": [1.0] * 4, "short_factor": [1.0] * 4}),

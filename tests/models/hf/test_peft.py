@@ -196,7 +196,11 @@ def test_experts_that_peft_cannot_adapt_are_refused(tmp_path, model, given, said
 @pytest.mark.parametrize(
     ("model", "given", "said"),
     [
-        ("phi3", {}, "finds no q_proj, k_proj, v_proj, gate_proj, up_proj in .*\nset model.adapter.target=.o_proj,down_proj.$"),
+        (
+            "phi3",
+            {},
+            "no q_proj, k_proj, v_proj, gate_proj, up_proj in .*\nset model.adapter.target=.o_proj,down_proj.$",
+        ),
         ("glm4", {"target": ("up_proj",)}, "finds no up_proj in .*\nset .*=.q_proj,k_proj,v_proj,o_proj,down_proj.$"),
         ("gpt-oss", {}, "finds no gate_proj, up_proj, down_proj in .*\nset .*=.q_proj,k_proj,v_proj,o_proj.$"),
         ("qwen2-moe", {}, "the expert that all tokens go to\nset .*=.q_proj,k_proj,v_proj,o_proj.$"),
