@@ -37,8 +37,9 @@ def some_weights(count=5, hidden=6, size=7, seed=0):
     return {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
 
 
+@pytest.mark.in_ci()
 @pytest.mark.parametrize("renormalised", [True, False])
-@pytest.mark.parametrize("tokens", [1, 11, 64])
+@pytest.mark.parametrize("tokens", [1, pytest.param(11, marks=pytest.mark.slow), 64])
 def test_values_and_gradients_equal_a_loop_over_experts(tokens, renormalised):
     """With few tokens some expert has none."""
     config = dataclasses.replace(MIXTURE, experts=Experts(count=5, chosen=3, size=7, renormalised=renormalised))
@@ -106,9 +107,10 @@ def scored(config, compute, rows, weight):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
 
+@pytest.mark.in_ci()
 @pytest.mark.parametrize(
     "config",
-    [MIXTURE, dataclasses.replace(SHARED, vocab_size=56), OSS, GLM],
+    [pytest.param(MIXTURE, marks=pytest.mark.slow), dataclasses.replace(SHARED, vocab_size=56), OSS, GLM],
     ids=["plain", "shared", "gpt-oss", "glm4-moe"],
 )
 def test_eight_devices_equal_one_in_either_form(config):
@@ -221,7 +223,12 @@ def own_choices(config, batch):
     return choices, of_prompts
 
 
-@pytest.mark.parametrize("config", [MIXTURE, SHARED, GLM], ids=["renormalised", "plain", "first layers without"])
+@pytest.mark.in_ci()
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(MIXTURE, marks=pytest.mark.slow), SHARED, GLM],
+    ids=["renormalised", "plain", "first layers without"],
+)
 def test_a_replay_of_the_trainers_own_choices_changes_no_bit(config):
     batch = ragged_batch(np.random.default_rng(3), p=4)
     graph, params = random_decoder(config)
@@ -350,11 +357,12 @@ def test_log_probs_of_the_sampler_equal_the_trainers(config):
     assert np.abs(logps - out.logps)[np.arange(9) < out.lengths[..., None]].max() < 1e-4
 
 
+@pytest.mark.in_ci()
 @pytest.mark.parametrize(
     ("mesh", "how", "weights"),
     [
         (MESH, "grouped", "compute"),
-        (MESH, "grouped", "int8"),
+        pytest.param(MESH, "grouped", "int8", marks=pytest.mark.slow),
         (ON_SHARDS, "grouped", "int8"),
         (ON_SHARDS, "every", "int8"),
     ],
@@ -369,7 +377,11 @@ def test_draws_do_not_depend_on_the_mesh(mesh, how, weights):
     np.testing.assert_allclose(got.logps, want.logps, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-moe", "olmoe", "gpt-oss", "glm4-moe"])
+@pytest.mark.in_ci()
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(x, marks=pytest.mark.slow) for x in ("qwen3-moe", "olmoe")), "qwen2-moe", "gpt-oss", "glm4-moe"],
+)
 def test_greedy_text_equals_transformers(tmp_path, name):
     from with_torch import torch
 

@@ -161,7 +161,8 @@ WITH_16_ROWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("of", WITH_16_ROWS)
+@pytest.mark.in_ci()
+@pytest.mark.parametrize("of", ["dense", *(pytest.param(x, marks=pytest.mark.slow) for x in ("hybrid", "mixture"))])
 def test_full_rank_and_orthogonal_a_take_the_step_of_the_dense_weight(of):
     """``ΔW = s A ΔB = -η s² A Aᵀ G``, which is ``-η s² G``."""
     decoder = WITH_16_ROWS[of]
