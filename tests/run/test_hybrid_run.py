@@ -69,7 +69,7 @@ def test_factors_learn_and_leave_for_peft_and_merged(recipe, folder, tmp_path):
     start += ["model.adapter.merged=false", "mesh.fsdp=1", f"mesh.data={jax.device_count()}"]
     assert cli.main(["train", str(recipe), *start, *given]) == 0
     line = next(line for line in numbers(tmp_path / "start") if "reward" in line)
-    assert line["kl"] > 1e-4 and line["sampling/logp_difference_max"] < 1e-4
+    assert abs(line["kl"]) < 1e-6 and line["sampling/logp_difference_max"] < 1e-4  # the start is the reference
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "glm4_moe"])
