@@ -158,6 +158,16 @@ def test_too_few_layers_for_both_kinds_name_how_many_there_must_be():
     assert shape_of("Qwen3.5-0.8B", layers=4).hybrid
 
 
+def test_neighbouring_delta_nets_are_compiled_once(batch):
+    def lines(layers):
+        delta = dataclasses.replace(HYBRID.delta, attention_layers=(layers - 1,))
+        graph, params = dec.abstract(dataclasses.replace(HYBRID, num_layers=layers, delta=delta))
+        scored = jax.jit(lambda params: score(graph, params, batch[0], Compute()).logps)
+        return scored.lower(params).as_text().count("\n")
+
+    assert lines(4) < 1.1 * lines(2)
+
+
 def test_layers_without_a_period_are_one():
     odd = dataclasses.replace(HYBRID, delta=dataclasses.replace(HYBRID.delta, attention_layers=(0, 1)))
     assert HYBRID.period == ("delta", "attention") and odd.period == ("attention", "attention", "delta", "delta")
