@@ -88,6 +88,21 @@ JUDGED = [
     ("x=3+4=7", "7", True), ("7", "x=7", True), ("y=7", "x=7", False), (r"\theta = 90°", "90", True),
     ("x=1 or x=2", "2", False),
     (r"\frac{14}{2} = 7", "7", True), ("x=1, y=2", "2", False), ("y=2x+1", "2x+1", True), ("x = $7", "7 dollars", True),
+    # bases, ions, infinities
+    ("(2013)_4", "2013_4", True), ("2A_{16}", "2a_{16}", True), ("2A_{16}", "42", False),
+    (r"\mathrm{Na}^{+}", "Na^+", True), ("Na^-", "Na^+", False), (r"\text{Ca}^{2+}", "Ca^{2+}", True),
+    ("x^-1", "1/x", True), ("(-infinity, 3]", r"(-\infty, 3]", True), ("infinity", r"-\infty", False),
+    # fonts and other settings
+    (r"\textit{red}", "red", True), (r"\boldsymbol{\frac{1}{2}}", "0.5", True), (r"\underline{5}", "5", True),
+    (r"\textbf{\textit{7}}", "7", True), (r"\mathbf{x^{2}}", "x^2", True), ("=5", "5", True),
+    (r"30\degree", r"30^\circ", True), (r"12\frac{1}{2}\%", r"12.5\%", True),
+    (r"\begin{pmatrix}1\\[2pt]2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", True),
+    # lists with units, words behind numbers
+    ("3 cm, 4 cm", "3, 4", True), ("4 cm and 3 cm", "3, 4", True), ("3 cm, 4 cm", "3 m, 4 m", False),
+    ("3 cm, 5 cm", "3, 4", False), ("2 million", "2000000", True), ("2 million", "2", False),
+    ("$1.5 billion", "1.5e9", True), ("5 dozen eggs", "60", True), ("3 hundredths", "300", False),
+    # definitions of functions
+    ("f(x,y)=x+y", "x+y", True), ("f^{-1}(x)=2x", "2x", True), ("2x", "f^{-1}(x) = 2x", True), ("f(x)=2x", "3x", False),
     # cut off
     (r"\frac{3", "3", False), (r"\frac{", "3", False), ("{", "3", False),
 ]  # fmt: skip
@@ -119,6 +134,9 @@ def test_judged(given, gold, right):
     ("## Answer: 7 apples", "## Answer:", True),
     (r"so \boxed {7}", None, True),
     (r"so \boxed {7}", r"\boxed{}", True),
+    (r"\boxed{3}, no: \fbox{7}", None, True),
+    (r"so $\boxed 7$.", None, True),
+    (r"so \boxed 7.5", None, False),
     ("**#### 7**", None, True),
     ("**## Answer:** 7", None, True),
 ])  # fmt: skip
@@ -149,6 +167,10 @@ def test_gold_answers():
         "10^{9999}",
         "undefined",
         "1e400",
+        "Na^+",
+        "SO_4^{2-}",
+        r"12\frac{1}{2}\%",
+        "(2013)_4",
     ):
         answers.check_gold(good)
     for bad in ("nan", "None", "N/A", "See solution.", "null"):

@@ -14,6 +14,8 @@ from grpojax.rewards.answers.spelling import normal_form, number
 _NONE = re.compile(
     r"(?:nan|none|null|n/?a|<na>|nil|tbd|see (?:the )?(?:solution|proof|above|below|explanation)s?)", re.IGNORECASE
 )
+# An ion, which is compared as it is spelled: ``Na^{+}``, ``SO_4^{2-}``.
+_ION = re.compile(r"(?:[A-Z][a-z]?|\(|\)|_?\{?[0-9]+\}?)+\^\{[0-9]?[+-]\}")
 _WRAPPED = re.compile(
     r"""<answer>(.*)</answer>|(?:the )?(?:final )?answer(?: is|:) *:?(.*)|\[(?:'([^']*)'|"([^"]*)")\]""",
     re.DOTALL | re.IGNORECASE,
@@ -32,7 +34,12 @@ def check_gold(gold: str) -> None:
 
 
 def _is_readable(gold: str) -> bool:
-    return values.is_readable(units.split(gold)[0]) or bool(_bounded("math_parses", gold))
+    text = units.split(gold)[0]
+    return (
+        values.is_readable(text.removesuffix("%"))
+        or _ION.fullmatch(text) is not None
+        or bool(_bounded("math_parses", gold))
+    )
 
 
 def check_answer(completion: str, gold: str, *, marker: str | None = None) -> bool:

@@ -74,7 +74,8 @@ def claims(given: str, gold: str) -> list[tuple[str, str]] | None:
     if len(sides) == 1:
         if has_equation(given):
             return [(given, gold)]
-        named = _is_name(golds[0]) or re.fullmatch(r"\\?[a-zA-Z]+\(.*\)", golds[0]) or _stands_for_last(golds)
+        call = re.fullmatch(r"\\?[a-zA-Z]+\(.*\)", golds[0]) or _FUNCTION.fullmatch(golds[0])
+        named = _is_name(golds[0]) or call or _stands_for_last(golds)
         return [(given, golds[-1] if named else gold)]
     if _is_name(golds[0]) and normal_form(sides[0]) == normal_form(golds[0]):
         return [(sides[-1], golds[-1]), *_computed(sides)]
@@ -93,8 +94,8 @@ def _stands_for_last(sides: list[str]) -> bool:
     first, *middle, last = sides
     if _is_name(first) or _is_constant(first):
         return True
-    if function := re.fullmatch(r"[a-zA-Z]\(([a-zA-Z])\)", first):  # its definition
-        return re.search(rf"(?<![a-zA-Z\\]){function[1]}(?![a-zA-Z])", last) is not None or function[1] in last
+    if function := _FUNCTION.fullmatch(first):  # its definition
+        return any(name in last for name in re.split(" ?, ?", function[1]))
     return any(map(_is_constant, middle)) and re.fullmatch(r"[a-zA-Z](?: ?\+? ?[a-zA-Z])*", first) is not None
 
 
@@ -107,6 +108,7 @@ _VARIABLE = (
     r"(?:[^\W\d_]|\\(?!pi)[a-zA-Z]+|\\(?:vec|overline|overrightarrow|hat|bar) ?\{[a-zA-Z]+\}"
     r"|(?:m?\\angle ?)?[A-Z]{1,3})(?:_(?:\w|\{[^{}]*\}))?'*"
 )
+_FUNCTION = re.compile(r"[a-zA-Z](?:\^(?:\{-1\}|-1))?'*\(([a-zA-Z](?: ?, ?[a-zA-Z])*)\)")
 _NAME = re.compile(rf"{_VARIABLE}|\( ?{_VARIABLE}(?: ?, ?{_VARIABLE})+ ?\)")
 
 
@@ -149,6 +151,9 @@ def decided(given: str, gold: str) -> bool | None:
     (given, unit), (gold, gold_unit) = units.split(given), units.split(gold)
     if unit.differs(gold_unit):
         return False
+    (given, each), (gold, gold_each) = _without_units(given), _without_units(gold)
+    if gold_each and any(all(x.differs(y) for y in gold_each) for x in each):
+        return False
     a, b = normal_form(given), normal_form(gold)
     if _INTEGER.fullmatch(a) and _INTEGER.fullmatch(b):
         return a == b
@@ -163,6 +168,17 @@ def decided(given: str, gold: str) -> bool | None:
     if ":" in a + b and (known := _clocks(a, b)) is not None:
         return known
     return values.same(given.removesuffix("%"), gold.removesuffix("%"))
+
+
+_JOINTS = re.compile(r"(,|(?<= )(?:and|or)(?= )|=)")
+
+
+def _without_units(text: str) -> tuple[str, list[units.Unit]]:
+    """A list without the units of its items, and these: ``3 cm, 4 cm``; the text and none of what has brackets."""
+    if not _JOINTS.search(text) or re.search(r"[()\[\]{}]", text):
+        return text, []
+    parts = [units.split(part) if i % 2 == 0 else (part, units.Unit()) for i, part in enumerate(_JOINTS.split(text))]
+    return " ".join(part for part, _ in parts), [unit for _, unit in parts if unit != units.Unit()]
 
 
 def _close(a: str, x: Fraction, b: str, y: Fraction, scale: Fraction) -> bool:

@@ -3,7 +3,12 @@
 import re
 
 MARKERS = ("## Answer:", "####")
-BOX = re.compile(r"\\boxed\s*\{")
+BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# A box without braces, as TeX allows it, around a number, a letter or a fraction.
+_BARE_BOX = re.compile(
+    r"\\(?:boxed|fbox)\s*"
+    r"(-?[0-9](?:[0-9.,]*[0-9])?|[a-zA-Z](?![a-zA-Z])|\\[dt]?frac(?: ?[0-9]{2}|\{[^{}]*\}\{[^{}]*\}))"
+)
 
 
 def extract_answer(completion: str, marker: str | None = None) -> str | None:
@@ -23,6 +28,7 @@ def extract_answer(completion: str, marker: str | None = None) -> str | None:
     >>> extract_answer(r"\boxed{3}, no: \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
     """
+    completion = _BARE_BOX.sub(r"\\boxed{\1}", completion)
     boxed = marker is not None and marker.startswith(r"\boxed")
     lines = () if boxed else (marker,) if marker else MARKERS
     place, found = max(((completion.rfind(m), m) for m in lines), default=(-1, ""))

@@ -47,6 +47,37 @@ def _digits(m: re.Match[str]) -> str:
     return re.sub("[^0-9]", "", m[0])
 
 
+_BRACES = re.compile(
+    r"\\[{}]|[{}]|(?P<font>\\(?:text(?:bf|it|rm|sf|tt|sc|normal|up|md)?|math(?:rm|bf|it|sf|tt|normal)|boldsymbol|bm|mbox"
+    r"|emph|underline)\s*\{)"
+)
+
+
+def _unset(text: str) -> str:
+    """Without commands that only set what is in their braces; a command whose brace does not close stays."""
+    parts: list[str] = []
+    opened: list[tuple[bool, int]] = []  # whether a command opened it, and where in the parts
+    place = 0
+    for m in _BRACES.finditer(text):
+        parts += [text[place : m.start()], m[0]]
+        place = m.end()
+        if m["font"] or m[0] == "{":
+            opened.append((m["font"] is not None, len(parts) - 1))
+        elif m[0] == "}" and opened:
+            command, at = opened.pop()
+            if command:
+                parts[at], parts[-1] = " ", ""
+    return "".join(parts) + text[place:]
+
+
+_WORDS = {"dozen": "12", "hundred": "100", "thousand": "10^{3}"}
+_WORDS |= {f"{start}illion": f"10^{{{power}}}" for start, power in (("m", 6), ("b", 9), ("tr", 12))}
+
+
+def _worded(m: re.Match[str]) -> str:
+    return rf"{m[1]}\times{_WORDS[m[2].lower()]}"
+
+
 def _power(m: re.Match[str]) -> str:
     return "^{" + unicodedata.normalize("NFKC", m[0]).replace("\u2212", "-") + "}"
 
@@ -72,7 +103,9 @@ _MOVES = [
         (r"\\frac ([0-9]) ?([0-9])(?![0-9.])", r"\\frac{\1}{\2}"),
         (r"(?<!\\)\\[,;:! ]|~", " "),
         (r"\\%", "%"),
-        (r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}", r" \1"),
+        (r"(?<=\\\\)\[[0-9.]+ ?(?:pt|ex|em|mm|cm)\]", ""),
+        (r"(?:\^ ?\{? ?)?\\(?:text)?degrees?(?![a-zA-Z])(?: ?\})?", "°"),
+        (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
         (r"[¼-¾⅐-⅞]", _fraction),
         (r"⁻?[⁰¹²³⁴-⁹]+", _power),
         (r"√ ?(?:\(([^()]*)\)|([0-9.]+|[a-zA-Z]))", r"\\sqrt{\1\2}"),
@@ -81,6 +114,9 @@ _MOVES = [
         (rf"(?<=[0-9A-Fa-f]) ?\(? ?(?:in )?base[ -]?([0-9]+|{'|'.join(_BASES)}) ?\)?$", _base),
         (rf"_ ?\{{ ?(?:base )?([0-9]+|{'|'.join(_BASES)}) ?\}}", _base),
         (r"\^ ?\{? ?\\circ ?\}?", "°"),
+        (r"\( ?([0-9A-Fa-f]+) ?\)(?=_)", r"\1"),
+        (r"\^ ?\{ ?([0-9]?[+-]) ?\}|\^([+-])(?![ ({\w\\])", r"^{\1\2}"),
+        (rf"(?<![\w.\\])([0-9][0-9.,]*) ({'|'.join(_WORDS)})s?(?![a-z-])", _worded),
         (r"([_^])\{(\w)\}", r"\1\2"),
         (r"(?<=[0-9])\s*(?:percent|per cent)$", "%"),
     )
@@ -103,12 +139,13 @@ def clean(answer: str) -> str:
 def unwrapped(answer: str) -> str:
     """The answer without what is set around it, signs in LaTeX's spelling; thousands separators stay."""
     text = answer.strip().translate(_SIGNS)
+    text = _unset(text)
     for pattern, to in _MOVES:
         text = pattern.sub(to, text)
     before = None
     while before != text:
         before = text
-        text = re.sub(r"(?<!\.)\.$", "", text.strip(" ")).removeprefix("= ").strip(" ")
+        text = re.sub(r"(?<!\.)\.$", "", text.strip(" ")).removeprefix("=").strip(" ")
         for wrapper in _WRAPPERS:
             if (inside := wrapper.fullmatch(text)) and _balanced(inside[1]):
                 text = inside[1]
