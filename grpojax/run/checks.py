@@ -33,9 +33,11 @@ def shapes(config: Config, count: int, sampling: int) -> None:
 
 
 def adapter(policy: Policy) -> None:
-    """Raises `UserError` if the policy is to have adapters that could not be exported after the run."""
-    if policy.adapter is not None:
-        hf.peft.check_start(policy.adapter, policy.config, policy.folder)
+    """Raises `UserError` if the policy is to have adapters that peft could not read after the run."""
+    if policy.adapter is None:
+        return
+    if why := hf.peft.check_start(policy.adapter, policy.config, policy.folder):
+        log.warning(f"model.adapter: {why}; export this run with --merged")
 
 
 def most_left(config: RolloutConfig, shards: int) -> int:

@@ -132,8 +132,10 @@ def check(config: AdapterConfig, decoder: DecoderConfig) -> None:
         raise UserError(f"model.adapter.path={config.path!r} was made with other settings\nset {given}")
 
 
-def check_start(config: AdapterConfig, decoder: DecoderConfig, folder: epath.PathLike) -> None:
+def check_start(config: AdapterConfig, decoder: DecoderConfig, folder: epath.PathLike) -> str:
     """Refuses a run at its start if peft could not read its adapters, and names the layers that it could read.
+
+    If there are none, as in Gemma 3 with images, the run may export merged weights; the result says why, else "".
 
     Args:
       config: config of the adapters.
@@ -145,7 +147,7 @@ def check_start(config: AdapterConfig, decoder: DecoderConfig, folder: epath.Pat
     """
     abstract(config, decoder)
     if not (why := _unreadable(config, decoder, folder)):
-        return
+        return ""
 
     def readable(layers: tuple[Target, ...]) -> bool:
         return bool(layers) and not _unreadable(dataclasses.replace(config, target=layers), decoder, folder)
@@ -155,7 +157,7 @@ def check_start(config: AdapterConfig, decoder: DecoderConfig, folder: epath.Pat
         for left in (alone, tuple(layer for layer in alone if layer not in _OF_MLP)):
             if readable(left):
                 raise UserError(f"model.adapter: {why}\nset model.adapter.target=[{','.join(left)}]")
-    raise UserError(f"model.adapter: {why}\nleave it out, or take a base whose layers have names of their own")
+    return why
 
 
 def check_modules(config: AdapterConfig, decoder: DecoderConfig, folder: epath.PathLike) -> None:

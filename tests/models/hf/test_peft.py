@@ -177,6 +177,8 @@ def test_layers_that_peft_would_pass_over_are_refused(tmp_path):
     (tmp_path / "gemma3" / "config.json").write_text(json.dumps(whole))
     with pytest.raises(UserError, match="no o_proj, down_proj in .*\n.*--merged"):
         hf.peft.check_modules(KINDS["dora"], hf.read_config(tmp_path / "gemma3"), tmp_path / "gemma3")
+    why = hf.peft.check_start(KINDS["dora"], hf.read_config(tmp_path / "gemma3"), tmp_path / "gemma3")
+    assert "no o_proj, down_proj in" in why  # no target would do: the run starts, and exports merged weights
 
 
 @pytest.mark.parametrize(
