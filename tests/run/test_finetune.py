@@ -116,7 +116,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken_fake, tmp_path, m
 
 def test_a_reference_is_of_its_weights_and_answers(tmp_path):
     """It is read where both are the same, and scored again where one is another, or the file was not written whole."""
-    scorer, calls = scoring.Scorer(types.SimpleNamespace(params=None), None, None, 1), []
+    scorer, calls = scoring.Scorer(types.SimpleNamespace(params=None, adapter=None), None, None, 1), []
 
     def sums(entries, params):
         calls.append(len(entries))
