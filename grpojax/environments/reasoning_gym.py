@@ -24,7 +24,7 @@ from grpojax.host.errors import UserError
 from grpojax.rewards.answers import extract_answer
 
 with contextlib.suppress(ImportError):  # here, so that a worker has it before its limits of time and memory hold
-    import reasoning_gym
+    import reasoning_gym  # pyrefly: ignore
 
 # Task i of seed s is drawn with the seed s + i, so that neighbouring seeds have all but one task in common: ours are
 # this far apart. They end where numpy's do, at 2^32.
@@ -206,7 +206,7 @@ def _dataset(family: str, options: str) -> Any:
 
 def _draw(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]] | str:
     """The entries of a data set, or what is wrong with its name or its options."""
-    from reasoning_gym.factory import DATASETS
+    from reasoning_gym.factory import DATASETS  # pyrefly: ignore
 
     if family not in DATASETS:
         close = difflib.get_close_matches(family, DATASETS, n=1)
