@@ -1,9 +1,14 @@
-"""How mkdocstrings reads our docstrings: ``Example:`` is a section of examples, ``a, b: text`` is two entries."""
+"""How mkdocstrings reads our docstrings.
+
+``Example:`` is a section of examples, ``a, b: text`` is two entries, and a table under ``====`` is one of Markdown.
+"""
 
 import re
 from typing import Any
 
 import griffe
+
+RULE = "=+(?: +=+)+"  # above the heads of a table, below them, and at the end
 
 
 def as_google(text: str) -> str:
@@ -11,6 +16,7 @@ def as_google(text: str) -> str:
 
     ``low, high: of the range`` becomes an entry for each of ``low`` and ``high``. A bare example gets its heading.
     """
+    text = re.sub(rf"(?m)^{RULE}\n(?:.+\n)*?(?:{RULE}\n(?:.+\n)*?)?{RULE}$", lambda found: _table(found[0]), text)
     text = re.sub(r"(?m)^(>>> .*(?:\n(?!$).*)*)", lambda found: "Examples:\n" + _indented(found[1]), text)
     lines, out = text.splitlines(), list[str]()
     while lines:
@@ -30,6 +36,22 @@ def as_google(text: str) -> str:
 
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _table(text: str) -> str:
+    """A table with rules of ``=`` over its columns as one of Markdown, whose heads are empty where it has none."""
+    rule, *lines, _ = text.splitlines()
+    starts, rows = [found.start() for found in re.finditer("=+", rule)], list[list[str]]()
+    for line in lines:
+        if re.fullmatch(RULE, line):
+            continue
+        cells = [line[a:b].strip().replace("|", "\\|") for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        if cells[0]:
+            rows.append(cells)
+        else:  # more of the row above
+            rows[-1] = [" ".join(both).strip() for both in zip(rows[-1], cells, strict=True)]
+    heads = rows.pop(0) if text.count(rule) > 2 else [""] * len(starts)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(starts), *rows))
 
 
 class Docstrings(griffe.Extension):

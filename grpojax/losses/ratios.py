@@ -50,7 +50,7 @@ def log_ratio(
     token           δ_t                                                     PPO, GRPO
     sequence        mean_s δ_s                                              GSPO (arXiv 2507.18071)
     joint           Σ_s δ_s                                                 GSPO as some texts print it
-    sequence_token  mean_s δ_s in value, the gradient of log π_t only     GSPO-token (same)
+    sequence_token  mean_s δ_s in value, the gradient of log π_t only       GSPO-token (same)
     trace           Σ_{l <= t} decay^l δ_{t-l}, of tokens in ``mask``       GRPO-λ (arXiv 2510.00194)
     trace_both      the same, weights max(decay^l, decay^(t-l))             GRPO-λ, "both"
     own             0 in value, the gradient of log π_t                     GTPO, whatever the behaviour

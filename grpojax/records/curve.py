@@ -15,6 +15,9 @@ UNSOUND = f"{MANY_INVALID:.0%} of the samples or more without a reward"
 def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> bool:
     """Writes a PNG with the reward of each step, and with the held-out reward and accuracy where there are any.
 
+    Rewards within [0, 1] share the axis of the accuracy; others have one of their own. Where held-out reward and
+    accuracy are the same numbers, there is one line of both.
+
     Values of too few samples (`grpojax.records.lines.is_sound`) are grey crosses beside the lines.
 
     Returns:
@@ -43,7 +46,8 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> bool
             for i in range(len(train))
         ]
         axes.plot(*zip(*smooth, strict=True), color="#2171b5", label=f"mean of {window} steps")
-    if evals := sound["eval/reward"]:
+    evals, accuracy = sound["eval/reward"], sound["eval/accuracy"]
+    if evals and evals != accuracy:
         axes.plot(*zip(*evals, strict=True), "o-", color="#d94801", label="held-out reward")
     if crosses:
         axes.plot(*zip(*crosses, strict=True), "x", color="#969696", label=UNSOUND)
@@ -52,12 +56,17 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> bool
     axes.set_ylabel("reward")
     axes.grid(alpha=0.3)
     handles, labels = axes.get_legend_handles_labels()
-    if evals := sound["eval/accuracy"]:
-        right = axes.twinx()  # rewards may be of any size
-        right.plot(*zip(*evals, strict=True), "s--", color="#31a354", label="held-out accuracy")
-        right.set_ylabel("accuracy")
+    if accuracy:
+        right = axes
+        if all(0 <= value <= 1 for _, value in (*train, *evals, *crosses)):
+            axes.set_ylabel("reward, accuracy")
+        else:  # rewards of any size
+            right = axes.twinx()
+            right.set_ylabel("accuracy")
+        label = "held-out reward and accuracy" if evals == accuracy else "held-out accuracy"
+        handles += right.plot(*zip(*accuracy, strict=True), "s--", color="#31a354", label=label)
+        labels.append(label)
         right.set_ylim(-0.02, 1.02)
-        handles, labels = handles + right.get_legend_handles_labels()[0], [*labels, "held-out accuracy"]
     if handles:
         axes.legend(handles, labels)
     figure.tight_layout()

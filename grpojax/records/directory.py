@@ -85,6 +85,11 @@ class RunDirectory:
                 "give this run another run.dir, or go on with the version that wrote it; `grpojax export` reads its "
                 "weights"
             )
+        if self.has_steps and [line.partition(":")[0] for line in differ] == ["variant.source"]:
+            raise UserError(
+                f"{self.path} holds a run of {self._resolved['variant']['name']}, whose file has changed since the run "
+                "began\nrestore the file, or give this run another run.dir"
+            )
         if differ and self.has_steps:
             raise UserError(
                 f"{self.path} holds a run of another config: {'; '.join(differ[:5])}\n"

@@ -148,7 +148,9 @@ def _start_wandb(project: str, directory: epath.Path):
 
 
 class Table:
-    """One row for each step, with the remaining time: under column heads on a terminal, as ``name value`` elsewhere.
+    """One row for each step: under column heads on a terminal, as ``name value`` elsewhere.
+
+    From the second row on it has the remaining time: the first one compiles, and says nothing about those that follow.
 
     Args:
       steps: number of steps of the whole run; None if it ends by something else, and rows then show the share of that.
@@ -162,6 +164,7 @@ class Table:
         ("invalid", lines.INVALID, ".1%"),
         ("zero-std", "frac_reward_zero_std", ".2f"),
         ("length", "completions/mean_length", ".1f"),
+        ("calls", "episode/calls", ".2f"),
         ("kl", "kl", ".4f"),
         ("entropy", "entropy", ".3f"),
         ("grad", "grad_norm", ".3f"),
@@ -185,10 +188,9 @@ class Table:
     def row(self, step: int, values: Mapping[str, float], *, share: float = 0.0) -> None:
         """Logs a step, after which ``share`` of the whole run is done."""
         seconds = values["time/step_s"]
-        # The first step compiles. After it, this is a running mean.
-        self._pace = seconds if self._rows < 2 else 0.9 * self._pace + 0.1 * seconds
+        self._pace = seconds if self._rows < 2 else 0.9 * self._pace + 0.1 * seconds  # a running mean
         whole = step / max(share, 1e-9) if self._steps is None else self._steps
-        left = _duration(self._pace * max(0.0, whole - step))
+        left = _duration(self._pace * max(0.0, whole - step)) if self._rows else "-"
         where = f"{step}/{self._steps}" if self._steps is not None else f"{step} ({min(share, 1.0):.0%})"
         invalid = values.get(lines.INVALID, 0.0) > 0
         self._had_invalid |= invalid
@@ -200,8 +202,8 @@ class Table:
         ]
         shown = [(head, format(x, spec) if math.isfinite(x) else "-") for head, x, spec in present]
         if not self._terminal:
-            text = "  ".join(f"{head} {value}" for head, value in shown)
-            log.info("step %s  %s  left %s", where, text, left)
+            told = shown if left == "-" else [*shown, ("left", left)]
+            log.info("step %s  %s", where, "  ".join(f"{head} {value}" for head, value in told))
         else:
             heads = ("step", *(head for head, _ in shown), "left")
             if self._rows % 20 == 0 or heads != self._heads:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import jax
 
 from grpojax.host import peers, processes
+from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops
 from grpojax.programs.policy import Policy
@@ -205,7 +206,11 @@ class Loop:
         self.metrics = recorder.Recorder(self.session.directory, self.done, self.session.config.tracking)
         held.callback(self.metrics.close)
         self.table = metrics.Table(steps, columns=columns)
+        self._began = self.done
         self.session.settle(finished=share >= 1)
+        if share >= 1:
+            where = self.session.directory
+            log.info("%s is finished: its %d steps are done; another run.dir starts another run", where, self.done)
 
     # ------------------------------------------------------------------------------------------ the steps
 
@@ -215,6 +220,8 @@ class Loop:
             with peers.telling(), enough_memory(lambda: self.done, self._memory):
                 with self.session.conduct(self._rescue) as outcome:
                     self._repeat()
+            if outcome.finished and self.done > self._began:
+                log.info("finished after %d steps: %s", self.done, self.session.directory)
             return outcome.finished
         finally:
             self.close()

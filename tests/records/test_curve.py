@@ -26,7 +26,7 @@ def drawn(lines, path, monkeypatch):
     return labels, points, legend
 
 
-def test_held_out_reward_shares_the_axis_of_rewards_and_accuracy_has_its_own(tmp_path, monkeypatch):
+def test_rewards_of_any_size_share_an_axis_and_accuracy_has_its_own(tmp_path, monkeypatch):
     evals = [
         {"step": 0, "eval/reward": 5.0, "eval/accuracy": 0.25},
         {"step": 3, "eval/reward": None, "eval/accuracy": 0.5},
@@ -35,6 +35,20 @@ def test_held_out_reward_shares_the_axis_of_rewards_and_accuracy_has_its_own(tmp
     assert labels == [["reward of the step", "held-out reward"], ["held-out accuracy"]]
     assert points["held-out reward"] == [[0, 5.0]] and points["held-out accuracy"] == [[0, 0.25], [3, 0.5]]
     assert legend == [*labels[0], *labels[1]]
+
+
+def test_equal_numbers_are_drawn_at_one_height(tmp_path, monkeypatch):
+    steps = [{"step": i, "reward": 0.25 * i} for i in range(1, 4)]
+    evals = [
+        {"step": 0, "eval/reward": 0.5, "eval/accuracy": 0.25},
+        {"step": 3, "eval/reward": 0.75, "eval/accuracy": 0.75},
+    ]
+    labels, points, legend = drawn([*steps, *evals], tmp_path / "c.png", monkeypatch)
+    assert labels == [["reward of the step", "held-out reward", "held-out accuracy"]] and legend == labels[0]
+    same = [line | {"eval/reward": line["eval/accuracy"]} for line in evals]
+    labels, points, legend = drawn([*steps, *same], tmp_path / "d.png", monkeypatch)
+    assert labels == [["reward of the step", "held-out reward and accuracy"]] and legend == labels[0]
+    assert points[legend[1]] == [[0, 0.25], [3, 0.75]]
 
 
 def test_values_of_few_samples_are_crosses_beside_the_lines(tmp_path, monkeypatch):

@@ -114,7 +114,7 @@ def test_a_terminal_gets_a_table_with_the_time_left(said):
         table.row(step, STEP)
     head, first, second = said[0].split(), said[1].split(), said[2].split()
     assert head == ["step", "reward", "zero-std", "length", "entropy", "grad", "tok/s", "seconds", "left"]
-    assert first == ["1/2000", "0.500", "0.25", "10.0", "1.000", "0.100", "100", "2.00", "1h06m"]
+    assert first == ["1/2000", "0.500", "0.25", "10.0", "1.000", "0.100", "100", "2.00", "-"]
     assert second[-1] == "1h06m" and said[21].split() == head and len(said) == 25
     table.row(24, STEP | {"kl": 0.125, "reward": NAN})
     assert said[25].split()[4] == "kl" and said[26].split()[1] == "-" and said[26].split()[4] == "0.1250"
@@ -125,8 +125,10 @@ def test_a_run_of_so_many_tokens_tells_its_share(said):
     table = tracking.Table(None, terminal=False)
     table.row(4, STEP, share=0.25)
     table.row(5, STEP, share=1.2)
-    assert said[0].startswith("step 4 (25%)  reward") and said[0].endswith("left 0m24s")
+    assert said[0].startswith("step 4 (25%)  reward") and said[0].endswith("seconds 2.00")
     assert said[1].startswith("step 5 (100%)  reward") and said[1].endswith("left 0m00s")
+    table.row(6, STEP, share=0.5)
+    assert said[2].endswith("left 0m12s")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -142,10 +144,13 @@ def test_the_share_of_invalid_samples_is_shown_where_it_is_not_0(said, terminal)
 
 
 def test_elsewhere_a_step_is_a_line(said):
-    tracking.Table(10, terminal=False).row(4, STEP)
+    table = tracking.Table(10, terminal=False)
+    table.row(4, STEP)  # the first one here compiles
+    table.row(5, STEP | {"episode/calls": 1.25})
     assert said == [
-        "step 4/10  reward 0.500  zero-std 0.25  length 10.0  entropy 1.000  grad 0.100  tok/s 100  seconds 2.00"
-        "  left 0m12s"
+        "step 4/10  reward 0.500  zero-std 0.25  length 10.0  entropy 1.000  grad 0.100  tok/s 100  seconds 2.00",
+        "step 5/10  reward 0.500  zero-std 0.25  length 10.0  calls 1.25  entropy 1.000  grad 0.100  tok/s 100"
+        "  seconds 2.00  left 0m10s",
     ]
 
 
