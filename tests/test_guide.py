@@ -119,7 +119,7 @@ def test_commands_are_taken(page, line):
 
 @pytest.mark.slow
 def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
-    """In a folder with the recipes, sums in place of GSM8K, and tiny models in place of those in /models."""
+    """In a folder with the recipes, sums in place of GSM8K, and tiny models in place of those in models/."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     for name in ("Qwen2.5-0.5B-Instruct", "small"):
@@ -138,7 +138,9 @@ def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
 
     said = {}
     for line in dict.fromkeys(line for shown in RUN for page, line in COMMANDS if page == shown):
-        program, *arguments = shlex.split(line.replace("/models/", f"{tmp_path}/models/"))
+        program, *arguments = shlex.split(line)
+        if program == "hf":  # there is no hub here
+            program, arguments = "grpojax", ["convert", "SmolLM2-135M-Instruct.Q4_1.gguf", "--to", arguments[-1]]
         if program != "grpojax":
             assert line.startswith(("pip install", "mkdocs")) or line == "pytest", line
             continue
