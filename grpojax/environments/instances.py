@@ -462,8 +462,9 @@ class Workers:
             self._shown.add((job.instance.choice, reason))
             made = job.instance.history.made
             name = made.path or ", ".join(made.tools)
+            detail = played.detail.rstrip()
             log.warning(
-                "environment %s: %s; the episode is left out (shown once)\n%s", name, reason, played.detail.rstrip()
+                "environment %s: %s; such episodes are left out, and later ones not shown\n%s", name, reason, detail
             )
 
     def _limit(self, reason: str) -> str:

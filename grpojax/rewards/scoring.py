@@ -13,7 +13,7 @@ import numpy as np
 from grpojax.host.errors import UserError
 from grpojax.rewards import answers, builtin, pool, sandbox, worker
 from grpojax.rewards.config import RewardConfig, RewardsConfig
-from grpojax.rewards.worker import REASONS, Outcome, Samples
+from grpojax.rewards.worker import REASONS, Outcome, Samples, happened
 
 log = logging.getLogger("grpojax")
 
@@ -391,9 +391,8 @@ class Rewards:
                 if outcome.reason and kind not in self.first_errors:
                     detail = outcome.detail.rstrip()
                     self.first_errors[kind] = detail.rpartition("\n")[2]  # of a traceback the error
-                    log.warning(
-                        "reward %s: %s; the sample is left out (shown once)\n%s", config.metric, outcome.reason, detail
-                    )
+                    what = happened(config.metric, outcome.reason)
+                    log.warning("reward %s; such samples are left out, and later ones not shown\n%s", what, detail)
             by_name[config.metric] = np.array([o.value for o in values], np.float32)
             codes = [REASONS.index(o.reason) if o.reason else -1 for o in values]
             reasons[config.metric] = np.array(codes, np.int8)

@@ -81,13 +81,16 @@ def test_good_functions_go_on_beside_bad_ones(judged):
 def test_each_kind_of_failure_is_shown_once_with_its_traceback(judged, console):
     _, scorer, batch = judged
     start = len(console)
-    assert [line for line in console[:start] if "raises: error" in line and "ZeroDivisionError: the third" in line]
-    shown = next(line for line in console if "raises: error" in line)
+    assert [
+        line for line in console[:start] if "reward raises raised;" in line and "ZeroDivisionError: the third" in line
+    ]
+    shown = next(line for line in console if "reward raises raised;" in line)
     assert "reward_functions.py" in shown and "worker.py" not in shown
-    assert any("hangs: timeout" in line and "rewards.timeout_s=1" in line for line in console)
-    assert sum("some_none: none; the sample is left out (shown once)" in line for line in console) == 1
+    assert any("hangs took too long;" in line and "rewards.timeout_s=1" in line for line in console)
+    once = "some_none returned None; such samples are left out, and later ones not shown"
+    assert sum(once in line for line in console) == 1
     assert scorer(*batch[:3], {"k": [9] * 8}).invalid["too_many/count"] == 8
-    assert not [line for line in console[start:] if "shown once" in line]
+    assert not [line for line in console[start:] if "not shown" in line]
 
 
 def test_killed_workers_are_replaced(judged, monkeypatch):

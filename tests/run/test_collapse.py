@@ -111,8 +111,9 @@ def follow(directory, *overrides):
     """Trains the built-in policy on stories that it knows until what is right held out has halved from its best, or to
     the end; in order the alarms and that accuracy, as ``(metric, value)``."""
     stories = ("data.train=builtin:arithmetic/train.jsonl", "data.validation=builtin:arithmetic/test.jsonl")
-    recipe = config.load(QUICKSTART, [f"run.dir={directory}", *stories, "optimizer.learning_rate=3e-4", "data.test=null", "train.checkpoint_every=0", "train.eval_limit=128",
-                                      "tracking.samples=false", *overrides])  # fmt: skip
+    short = ("data.test=null", "train.checkpoint_every=0", "train.eval_limit=128", "tracking.samples=false")
+    rate = "optimizer.learning_rate=3e-4"
+    recipe = config.load(QUICKSTART, [f"run.dir={directory}", *stories, *short, rate, *overrides])
     trainer, found = runs.Trainer(recipe), []
     plain = trainer.held_out.evaluate
 

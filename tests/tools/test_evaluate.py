@@ -65,7 +65,7 @@ def test_the_command_writes_lines_and_a_summary(whole, capsys):
     assert len({s.completion for s in done[0].samples}) > 1
     assert run(*TINY, "--out", whole) == 0  # all there already
     out = capsys.readouterr().out
-    assert "judged by math_answer; right is what math_answer gives 1" in out
+    assert "judged by math_answer; a sample is right if math_answer gives 1" in out
     assert "going on after 10 of 10" in out and "avg@4" in out and "maj@2" in out and "compiled" not in out
 
 

@@ -12,7 +12,10 @@ def test_lists_every_name_with_a_line_about_it(capsys):
     rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert [name for name, *_ in rows] == shipped.names()
     about = {name: text for name, text in rows}
-    assert about["quickstart"] == "The built-in tiny policy learns stories of numbers, half of them of a kind that is new to it; no network."
+    assert (
+        about["quickstart"]
+        == "The built-in tiny policy learns stories of numbers, half of them of a kind that is new to it; no network."
+    )
     assert max(map(len, about.values())) <= 110
 
 
