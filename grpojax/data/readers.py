@@ -108,7 +108,9 @@ def locate(path: str) -> epath.Path:
         name = path.removeprefix(HUB)
         try:
             return epath.Path(huggingface_hub.snapshot_download(name, local_files_only=True))
-        except (OSError, ValueError):  # it is not there; that is no name
+        except huggingface_hub.errors.HFValidationError:
+            raise UserError(f"{path}: {name!r} is no name of a model of the hub; write hub:owner/name") from None
+        except (OSError, ValueError):
             raise UserError(f"{path}: the hub's cache does not have it; hf download {name}") from None
     return files.path(path)
 

@@ -111,19 +111,23 @@ def read_target(
     Raises:
       UserError: the target has none of these forms or no such checkpoint, or there are no problems.
     """
+    folder, based = data.locate(target), False
     for text in overrides:
         key = text.partition("=")[0].strip()
-        adapts = key == "model.path" and hf.peft.is_adapter(data.locate(target))
+        adapts = key == "model.path" and hf.peft.is_adapter(folder)
+        based |= adapts
         if key.split(".")[0] not in _OVERRIDES or (key in ("model", "model.path", "data.train") and not adapts):
             raise UserError(
                 f"override {text!r} has no effect on an evaluation, which takes options, model.*, data.*, rewards, "
                 "evaluate.*, mesh.*"
             )
-    folder = data.locate(target)
-    try:
-        tree = _adapter_tree(target) if hf.peft.is_adapter(folder) else _tree(folder)
-    except UserError as e:
-        raise UserError(f"{target} is no run directory and no Hugging Face folder: {e}") from None
+    if hf.peft.is_adapter(folder):
+        tree = _adapter_tree(target, None if based else "model.path=FOLDER")
+    else:
+        try:
+            tree = _tree(folder)
+        except UserError as e:
+            raise UserError(f"{target} is no run directory and no Hugging Face folder: {e}") from None
     if {"model", "run"} <= tree.keys() and "rollout" not in tree:
         raise UserError(
             f"{target} is a supervised run, which has no rewards: grpojax export {target} --to FOLDER, and evaluate "
@@ -164,9 +168,10 @@ def model_of(target: str, dtype: str | None = None, base: str | None = None) -> 
       UserError: the target is none of these.
     """
     folder = data.locate(target)
-    tree = _adapter_tree(target) if hf.peft.is_adapter(folder) else _tree(folder)
+    adapts = hf.peft.is_adapter(folder)
+    tree = _adapter_tree(target, "--base FOLDER" if base is None else None) if adapts else _tree(folder)
     run = folder if {"model", "run"} <= tree.keys() else None
-    given = tree["model"] if run is not None or hf.peft.is_adapter(folder) else {"path": target}
+    given = tree["model"] if run is not None or adapts else {"path": target}
     given |= {"dtype": dtype} if dtype is not None else {}
     if base is not None:
         if not given.get("adapter"):
@@ -181,13 +186,25 @@ def _tree(folder: epath.Path) -> dict[str, Any]:
     return read_json(folder / "config.json")
 
 
-def _adapter_tree(target: str) -> dict[str, Any]:
-    """The model's section of a recipe for a PEFT folder."""
+def _adapter_tree(target: str, option: str | None) -> dict[str, Any]:
+    """The model's section of a recipe for a PEFT folder.
+
+    Args:
+      target: the folder.
+      option: what a user gives to name the base; None if it is given, and the folder's own need not be there.
+    """
     config, base = hf.peft.read_config(str(data.locate(target)))
-    if not base:
-        raise UserError(f"{target} names no base (base_model_name_or_path); give one")
-    base = base if files.path(base).exists() else f"{data.HUB}{base}"
-    return {"model": {"path": base, "adapter": settings.to_dict(config)}}
+    key = f"{data.locate(target) / hf.peft.CONFIG}: base_model_name_or_path"
+    if option is not None and not base:
+        raise UserError(f"{key} names no base; give {option}")
+    path = base if files.path(base).exists() else f"{data.HUB}{base}"
+    if option is not None:
+        try:
+            data.locate(path)
+        except UserError:
+            got = f"; from the hub: hf download {base}" if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", base) else ""
+            raise UserError(f"{key}={base!r}: no such folder here{got}\ngive the base's folder by {option}") from None
+    return {"model": {"path": path, "adapter": settings.to_dict(config)}}
 
 
 def _named(recipe: Config, sets: Sequence[str], target: str) -> dict[str, Any]:

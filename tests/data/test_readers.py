@@ -55,6 +55,8 @@ def test_models_of_the_hub_are_taken_from_its_cache(tmp_path, monkeypatch):
     assert str(locate("hub:me/small")) == str(snapshot)
     with pytest.raises(UserError, match="hub:me/other: the hub's cache does not have it; hf download me/other"):
         locate("hub:me/other")
+    with pytest.raises(UserError, match="hub:./models/small: './models/small' is no name of a model"):
+        locate("hub:./models/small")
 
 
 def test_a_missing_extra_is_named(monkeypatch):

@@ -27,9 +27,13 @@ def model_folder(path: str | os.PathLike) -> epath.Path:
         convert = f": grpojax convert {path} --to FOLDER" if path.suffix == ".gguf" else ""
         raise UserError(f"{path} is a file; give a folder with config.json and weights{convert}")
     elif not path.is_dir():
-        raise UserError(
-            f"{path}: no such folder; a model of the hub is downloaded first: hf download OWNER/NAME --local-dir FOLDER"
-        )
+        owner = path.parent.name
+        # Whoever downloads models puts them into such folders, so that these are no owners.
+        if str(path) == f"{owner}/{path.name}" and owner not in ("..", "models", "runs") and not path.parent.exists():
+            remedy = f"hf download {path} --local-dir models/{path.name}\nthen give models/{path.name}"
+        else:
+            remedy = f"hf download OWNER/{path.name or 'NAME'} --local-dir {path}"
+        raise UserError(f"{path}: no such folder; a model of the hub is downloaded first: {remedy}")
     return path
 
 

@@ -3,8 +3,9 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
-from typing import get_args
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -18,13 +19,15 @@ from grpojax.models.adapters import FACTORS, LINEAR, AdapterConfig, Target, abst
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import text_part
 from grpojax.models.hf.folder import read_json, write_json
-from grpojax.models.hf.weights import Tensor, joined, joined_shape, names_of, open_file
+from grpojax.models.hf.weights import Tensor, joined, joined_shape, names_of, open_file, plain_name
 from grpojax.models.hf.writing import appearing
 from grpojax.models.sharding import named
 from grpojax.models.weight_table import DECODER
 from grpojax.types import Array
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PICKLED = "adapter_model.bin"
+_CONVERT = "peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
 
 # Keys of adapter_config.json that change nothing about what saved factors compute.
 _OF_TRAINING = {
@@ -33,6 +36,7 @@ _OF_TRAINING = {
     "corda_config",
     "ensure_weight_tying",
     "eva_config",
+    "exclude_modules",
     "inference_mode",
     "loftq_config",
     "lora_dropout",
@@ -75,8 +79,11 @@ def read_config(path: str | os.PathLike) -> tuple[AdapterConfig, str]:
     if odd:
         shown = ", ".join(f"{name}={raw[name]!r}" for name in odd[:3])
         raise UserError(f"{folder / CONFIG} has {shown}, which is not read; {_MERGE}")
-    with open_file(folder / WEIGHTS) as f:
-        modules = {name.split(".")[-3 if name.endswith(".weight") else -2] for name in f.keys()}
+    for name, kinds, what in (("r", (int,), "a whole number"), ("lora_alpha", (int, float), "a number")):
+        if type(x := raw.get(name, 8)) not in kinds or not x > 0:
+            raise UserError(f"{folder / CONFIG}: {name}={x!r} must be {what} over 0; set the one of its training")
+    with _open(folder) as (_, names):
+        modules = {name.split(".")[-3 if name.endswith(".weight") else -2] for name in names}
     if strange := sorted(modules - set(get_args(Target))):
         raise UserError(f"{folder} adapts {', '.join(strange)}; adapters can be of {', '.join(get_args(Target))}")
     config = AdapterConfig(
@@ -90,6 +97,31 @@ def read_config(path: str | os.PathLike) -> tuple[AdapterConfig, str]:
     return config, raw.get("base_model_name_or_path") or ""
 
 
+@contextlib.contextmanager
+def _open(folder: epath.Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    """A folder's factors, and the name that each has in the file, by the name under which peft saves it.
+
+    A state that somebody saved without peft has the adapter's name, often ``default``, in the names of its tensors.
+    """
+    if not (folder / WEIGHTS).exists():
+        if (folder / _PICKLED).exists():
+            raise UserError(f"{folder / _PICKLED} is pickled, which can run code; convert:\n{_CONVERT}")
+        raise UserError(f"{folder} has {CONFIG} but no {WEIGHTS}; copy that file there, too")
+    with open_file(folder / WEIGHTS) as f:
+        names = dict[str, str]()
+        for given in f.keys():
+            name = re.sub(r"\.(lora_[AB])\.[^.]+\.weight$", r".\1.weight", plain_name(given))
+            name = re.sub(r"\.lora_magnitude_vector\.([^.]+\.)?weight$", ".lora_magnitude_vector", name)
+            name = f"base_model.model.{name}"
+            if name in names:
+                raise UserError(
+                    f"{folder / WEIGHTS}: {names[name]} and {given} are the same factor of two adapters; "
+                    "save each in a folder of its own"
+                )
+            names[name] = given
+        yield f, names
+
+
 def load(config: AdapterConfig, decoder: DecoderConfig, mesh: Mesh | None = None) -> dict[str, Array]:
     """The factors in ``config.path``, cut over a mesh.
 
@@ -100,10 +132,15 @@ def load(config: AdapterConfig, decoder: DecoderConfig, mesh: Mesh | None = None
     check(config, decoder)
     shapes = {ours: x.shape for ours, x in abstract(config, decoder).items()}
     tensors, made = _tensors(shapes, decoder), {ours: np.empty(shape, np.float32) for ours, shape in shapes.items()}
-    with open_file(files.path(config.path) / WEIGHTS) as f:
-        there = {name: tuple(f.get_slice(name).get_shape()) for name in f.keys()}
+    with _open(files.path(config.path)) as (f, names):
+        there = {name: tuple(f.get_slice(given).get_shape()) for name, given in names.items()}
         parts = _parts(tensors, decoder)
         expected = {name: joined_shape(decoder.family, name, of, tensors) for name, of in parts.items()}
+        if there.items() < expected.items():
+            raise UserError(
+                f"{config.path} has no {min(expected.keys() - there.keys())}, and {len(expected) - len(there)} in all "
+                f"are not there, though other layers have theirs ({_selected(config.path)}); {_MERGE}"
+            )
         if there != expected:
             wrong = sorted(there.items() ^ expected.items())
             raise UserError(
@@ -111,11 +148,17 @@ def load(config: AdapterConfig, decoder: DecoderConfig, mesh: Mesh | None = None
                 f"and {len(wrong) - 1} more\ntake the base that it was trained on"
             )
         for name, of in parts.items():
-            rows = np.asarray(f.get_slice(name)[:]).astype(np.float32)
+            rows = np.asarray(f.get_slice(names[name])[:]).astype(np.float32)
             ends = np.cumsum([tensors[part].shape[0] for part in of])
             for part, mine in zip((tensors[part] for part in of), np.split(rows, ends[:-1]), strict=True):
                 made[part.ours][part.at] = mine.T
     return {ours: processes.place(x, named(mesh, FACTORS[ours].axes)) for ours, x in made.items()}
+
+
+def _selected(path: str) -> str:
+    """The keys of a folder's config that say which layers have factors."""
+    raw = read_json(files.path(path) / CONFIG)
+    return ", ".join(f"{name}={raw[name]!r}" for name in ("target_modules", "exclude_modules") if raw.get(name))
 
 
 def check(config: AdapterConfig, decoder: DecoderConfig) -> None:

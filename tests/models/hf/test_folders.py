@@ -22,6 +22,22 @@ WEIGHTS = "model.safetensors"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4a6f\nsize 9912\n"
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B\nthen give models/Qwen3-0.6B"),
+        ("models/Qwen3-0.6B", "hf download OWNER/Qwen3-0.6B --local-dir models/Qwen3-0.6B"),
+        ("tests/Qwen3-0.6B", "hf download OWNER/Qwen3-0.6B --local-dir tests/Qwen3-0.6B"),
+        ("../Qwen3-0.6B", "hf download OWNER/Qwen3-0.6B --local-dir ../Qwen3-0.6B"),
+    ],
+)
+def test_a_model_that_is_not_there_is_answered_with_the_command_that_gets_it(path, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tests").mkdir()
+    with pytest.raises(UserError, match=f"{re.escape(said)}$"):
+        models.load(path)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """One that is whole, whose embedding is tied."""

@@ -140,6 +140,74 @@ def test_what_is_not_known_of_an_adapter_is_refused(tmp_path, given, said):
         hf.peft.read_config(tmp_path / "peft")
 
 
+@pytest.mark.parametrize(("name", "value"), [("lora_alpha", 0), ("lora_alpha", "8"), ("r", 0), ("r", 4.0), ("r", True)])
+def test_numbers_of_an_adapter_that_cannot_be_are_refused_with_file_and_key(tmp_path, name, value):
+    saved(tmp_path)
+    file = tmp_path / "peft" / hf.peft.CONFIG
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    with pytest.raises(UserError, match=f"{hf.peft.CONFIG}: {name}={value!r} must be .* over 0"):
+        hf.peft.read_config(tmp_path / "peft")
+
+
+def rename(folder, change):
+    """Writes an adapter's tensors under other names; returns the old ones."""
+    file = folder / hf.peft.WEIGHTS
+    tensors = load_file(file)
+    save_file({change(name): x for name, x in tensors.items()}, file)
+    return tensors
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda name: name.removesuffix(".weight") + ".default.weight",
+        lambda name: f"_orig_mod.{name}",
+        lambda name: name.replace(".model.layers.", "._orig_mod.model.layers."),
+    ],
+)
+def test_names_of_a_state_that_was_saved_without_peft_are_read(tmp_path, change):
+    made, _, _, factors = saved(tmp_path, "dora")
+    rename(tmp_path / "peft", change)
+    config, _ = hf.peft.read_config(tmp_path / "peft")
+    jax.tree.map(np.testing.assert_array_equal, hf.peft.load(config, made.config), factors)
+
+
+def test_two_adapters_in_a_file_are_refused(tmp_path):
+    saved(tmp_path)
+    tensors = rename(tmp_path / "peft", lambda name: name)
+    other = {name.replace(".weight", ".reference.weight"): x for name, x in tensors.items()}
+    save_file(tensors | other, tmp_path / "peft" / hf.peft.WEIGHTS)
+    with pytest.raises(UserError, match="are the same factor of two adapters; save each in a folder"):
+        hf.peft.read_config(tmp_path / "peft")
+
+
+def test_the_tensors_say_which_layers_have_factors(tmp_path):
+    made, _, _, factors = saved(tmp_path, "rslora")
+    file = tmp_path / "peft" / hf.peft.CONFIG
+    patterns = {"target_modules": r".*\.[qv]_proj", "exclude_modules": ["lm_head"]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | patterns))
+    config, _ = hf.peft.read_config(tmp_path / "peft")
+    assert config.target == ("q_proj", "v_proj")
+    jax.tree.map(np.testing.assert_array_equal, hf.peft.load(config, made.config), factors)
+    weights = load_file(tmp_path / "peft" / hf.peft.WEIGHTS)
+    save_file({name: x for name, x in weights.items() if ".1." not in name}, tmp_path / "peft" / hf.peft.WEIGHTS)
+    with pytest.raises(
+        UserError, match=r"has no .*layers\.1\..*target_modules='.*exclude_modules=.*; merge the adapter"
+    ):
+        hf.peft.load(config, made.config)
+
+
+def test_a_folder_without_factors_that_can_be_read_says_what_to_do(tmp_path):
+    saved(tmp_path)
+    file = tmp_path / "peft" / hf.peft.WEIGHTS
+    file.rename(tmp_path / "peft" / "adapter_model.bin")
+    with pytest.raises(UserError, match="adapter_model.bin is pickled, .*; convert:\npeft.*save_pretrained"):
+        hf.peft.read_config(tmp_path / "peft")
+    (tmp_path / "peft" / "adapter_model.bin").unlink()
+    with pytest.raises(UserError, match=f"peft has {hf.peft.CONFIG} but no {hf.peft.WEIGHTS}; copy"):
+        hf.peft.read_config(tmp_path / "peft")
+
+
 def test_a_kind_of_adapter_that_cannot_be_merged_is_not_to_be_merged(tmp_path):
     (tmp_path / hf.peft.CONFIG).write_text('{"num_virtual_tokens": 8, "token_dim": 64, "peft_type": "PROMPT_TUNING"}')
     with pytest.raises(UserError, match="peft_type='PROMPT_TUNING', and only 'LORA' is read; take a LoRA adapter"):
@@ -155,7 +223,7 @@ def test_other_layers_and_other_models_are_refused(tmp_path):
     with pytest.raises(UserError, match="adapts lm_head; adapters can be of q_proj"):
         hf.peft.read_config(tmp_path / "peft")
     name = min(tensors)
-    save_file({n: x for n, x in tensors.items() if n != name}, file)
+    save_file(tensors | {name: tensors[name][:, :1]}, file)
     with pytest.raises(UserError, match="no adapter of this model.*\ntake the base"):
         hf.peft.load(config, model.config)
 
