@@ -117,8 +117,9 @@ def read_head(folder: str | os.PathLike, config: DecoderConfig) -> np.ndarray:
         head = safetensors.numpy.load(files.read(file)).get(CRITIC["token_head"].name or "")
     except safetensors.SafetensorError as e:
         raise damaged(file, e) from None
-    if head is None or head.shape != (config.hidden_size,):
-        raise UserError(f"{file}: no head of {config.hidden_size} numbers; export the critic again, or remove the file")
+    size = config.hidden_size
+    if head is None or head.shape != (size,) or not np.isfinite(head).all():
+        raise UserError(f"{file}: no head of {size} finite numbers; export the critic again, or remove the file")
     return head.astype(np.float32)
 
 

@@ -19,7 +19,7 @@ from grpojax.models.adapters import FACTORS, LINEAR, AdapterConfig, Target, abst
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import text_part
 from grpojax.models.hf.folder import read_json, write_json
-from grpojax.models.hf.weights import Tensor, joined, joined_shape, names_of, open_file, plain_name
+from grpojax.models.hf.weights import Tensor, is_finite, joined, joined_shape, names_of, open_file, plain_name
 from grpojax.models.hf.writing import appearing
 from grpojax.models.sharding import named
 from grpojax.models.weight_table import DECODER
@@ -149,6 +149,9 @@ def load(config: AdapterConfig, decoder: DecoderConfig, mesh: Mesh | None = None
             )
         for name, of in parts.items():
             rows = np.asarray(f.get_slice(names[name])[:]).astype(np.float32)
+            if not is_finite(rows):
+                file = files.path(config.path) / WEIGHTS
+                raise UserError(f"{file}: {names[name]} has NaN or infinity in it; take an older adapter")
             ends = np.cumsum([tensors[part].shape[0] for part in of])
             for part, mine in zip((tensors[part] for part in of), np.split(rows, ends[:-1]), strict=True):
                 made[part.ours][part.at] = mine.T

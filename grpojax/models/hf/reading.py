@@ -59,8 +59,8 @@ def load(
       dtype: type of the weights, by default float32 (master weights). Weights that are `exact` are always float32.
 
     Raises:
-      UserError: the folder, its config or a file is missing or damaged, weights and config disagree, the
-        model's sizes do not divide over the mesh, or the tokenizer has ids beyond the embedding.
+      UserError: the folder, its config or a file is missing or damaged, a weight is NaN or infinite, weights and config
+        disagree, the model's sizes do not divide over the mesh, or the tokenizer has ids beyond the embedding.
     """
     path = model_folder(path)
     config = read_config(path)

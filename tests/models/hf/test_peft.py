@@ -172,6 +172,15 @@ def test_names_of_a_state_that_was_saved_without_peft_are_read(tmp_path, change)
     jax.tree.map(np.testing.assert_array_equal, hf.peft.load(config, made.config), factors)
 
 
+def test_factors_that_are_not_finite_are_refused(tmp_path):
+    made, *_ = saved(tmp_path)
+    tensors = load_file(tmp_path / "peft" / hf.peft.WEIGHTS)
+    name = max(tensors)
+    save_file(tensors | {name: np.full_like(tensors[name], np.inf)}, tmp_path / "peft" / hf.peft.WEIGHTS)
+    with pytest.raises(UserError, match=f"{hf.peft.WEIGHTS}: {name} has NaN or infinity"):
+        hf.peft.load(hf.peft.read_config(tmp_path / "peft")[0], made.config)
+
+
 def test_two_adapters_in_a_file_are_refused(tmp_path):
     saved(tmp_path)
     tensors = rename(tmp_path / "peft", lambda name: name)

@@ -233,6 +233,14 @@ DAMAGE = {
         r"weights other than F32, BF16, F16: model.norm.weight I8$",
     ),
     "untied": (edit_config(tie_word_embeddings=False), "missing weights: lm_head.weight$"),
+    "NaN": (
+        put(**{NORM: np.array([np.nan] + 23 * [1], np.float32)}),
+        "model.safetensors: model.norm.weight has NaN or infinity in it$",
+    ),
+    "infinity": (
+        put(model__embed_tokens__weight=np.array([[-np.inf] + 23 * [1]] * 94, np.float16)),
+        "model.safetensors: model.embed_tokens.weight has NaN or infinity in it$",
+    ),
     "truncated": (truncate("model.safetensors", 9000), "model.safetensors is damaged"),
     "no header": (truncate("model.safetensors", 5), "model.safetensors is damaged"),
     "shard gone": (
