@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -57,7 +58,7 @@ class Completion:
 
 
 class Batcher:
-    """Draws for requests of many threads, one batch at a time.
+    """Draws for requests of many threads, one batch at a time. Those whose future is cancelled before are not drawn.
 
     A batch has the requests that wait when the one before it ends, and that agree in temperature, truncation and
     (rounded up to a power of two) in ``max_tokens``. Requests for the same prompt share one prefill and the prompt's
@@ -82,7 +83,7 @@ class Batcher:
         future: concurrent.futures.Future[list[Completion]] = concurrent.futures.Future()
         with self._changed:
             if self._closed:
-                future.cancel()
+                _cancel(future)
             else:
                 self._waiting.append((request, future))
                 self._changed.notify()
@@ -93,7 +94,7 @@ class Batcher:
         with self._changed:
             self._closed = True
             for _, future in self._waiting:
-                future.cancel()
+                _cancel(future)
             self._waiting.clear()
             self._changed.notify()
         self._thread.join()
@@ -107,7 +108,9 @@ class Batcher:
                     return
             if idle:
                 time.sleep(GATHER_SECONDS)
-            batch = self._next()
+            batch = [one for one in self._next() if one[1].set_running_or_notify_cancel()]
+            if not batch:
+                continue
             requests = [request for request, _ in batch]
             try:
                 found = self._draw(requests)
@@ -151,6 +154,12 @@ class Batcher:
         taken = time.monotonic() - started
         log.info("%d requests: %d tokens in %.2f s, %.0f a second", len(requests), tokens, taken, tokens / taken)
         return found
+
+
+def _cancel(future: "concurrent.futures.Future[Any]") -> None:
+    """Cancels a future, and tells those that wait for it."""
+    if future.cancel():
+        future.set_running_or_notify_cancel()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

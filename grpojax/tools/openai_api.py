@@ -4,6 +4,7 @@ Answers have token ids and log-probs if a request asks for them, in the form tha
 ``return_token_ids`` an answer has ``prompt_token_ids`` and ``token_ids``. What is not supported is refused by name.
 """
 
+import codecs
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -11,8 +12,11 @@ import functools
 import http.server
 import itertools
 import json
+import socket
+import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -21,32 +25,52 @@ from grpojax.environments import calls as tool_calls
 from grpojax.environments.arguments import check
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
+from grpojax.models.hf import token_bytes
 from grpojax.programs.token_sampling import DrawConfig
 from grpojax.tools.batcher import Completion, Request
 from grpojax.tools.engine import Engine
 
 MOST_BYTES = 64 * 2**20  # of a request
+LOOK_SECONDS = 0.5  # so often a request that waits looks whether its client is still there
+DRAIN_SECONDS = 30.0  # so long the rest of a body that is too long is read
 MOST_SEED = 2**31  # seeds from here on are those of requests without one
 
-# What is read of a request. ``user`` names the caller and changes nothing.
-_BOTH = frozenset("model n max_tokens temperature top_p top_k min_p seed stop logprobs return_token_ids user".split())
+# What is read of a request, and what names the caller or the way that a request goes, and changes nothing.
+_READ = "model n max_tokens temperature top_p top_k min_p seed stop logprobs return_token_ids"
+_CHANGES_NOTHING = "user metadata service_tier safety_identifier prompt_cache_key"
+_BOTH = frozenset(f"{_READ} {_CHANGES_NOTHING}".split())
 _OF_CHATS = _BOTH | frozenset("messages max_completion_tokens tools tool_choice chat_template_kwargs".split())
 _OF_TEXTS = _BOTH | {"prompt"}
 # Of parameters that are not supported, the values that change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
     "best_of": (1,),
+    "continue_final_message": (False,),
     "echo": (False,),
     "frequency_penalty": (0,),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
     "logit_bias": ({},),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
     "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
+    "store": (False,),
     "stream": (False,),
     "suffix": ("",),
     "top_logprobs": (0,),
 }
+
+
+Futures = Sequence[concurrent.futures.Future[list[Completion]]]
+Wait = Callable[[Futures], list[list[Completion]]]
+
+
+def _results(futures: Futures) -> list[list[Completion]]:
+    return [future.result() for future in futures]
 
 
 class Refused(Exception):
@@ -84,6 +108,7 @@ class Api:
       engine: the model.
       submit: draws for a request (`grpojax.tools.batcher.Batcher.submit`).
       name: the model's name.
+      given: what else requests may call it.
       max_tokens: the most tokens of a completion.
       most: the most completions of a prompt.
     """
@@ -96,21 +121,30 @@ class Api:
         name: str,
         max_tokens: int,
         most: int,
+        given: str | None = None,
     ):
         self.engine, self.submit, self.name, self.max_tokens, self.most = engine, submit, name, max_tokens, most
+        self._names = {name, given or name}
         self._started, self._numbers = int(time.time()), itertools.count()
         self._template = functools.lru_cache(maxsize=16)(self._make_template)
 
     def models(self) -> dict[str, Any]:
         """``GET /v1/models``: the one model."""
-        model = {"id": self.name, "object": "model", "created": self._started, "owned_by": "grpojax"}
-        return {"object": "list", "data": [model | {"max_model_len": self.engine.max_positions}]}
+        return {"object": "list", "data": [self.model(self.name)]}
 
-    def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """``POST /v1/chat/completions``: the assistant's next message."""
+    def model(self, name: str) -> dict[str, Any]:
+        """``GET /v1/models/NAME``."""
+        if name not in self._names:
+            raise Refused(f"model {name!r:.100} is not served; {self.name!r} is", "model", 404)
+        model = {"id": self.name, "object": "model", "created": self._started, "owned_by": "grpojax"}
+        return model | {"max_model_len": self.engine.max_positions}
+
+    def chat(self, body: Mapping[str, Any], wait: Wait = _results) -> dict[str, Any]:
+        """``POST /v1/chat/completions``: the assistant's next message. ``wait`` gives what futures will hold."""
         self._check(body, _OF_CHATS)
         asked = self._asked(body, self._ids_of_chat(body), logprobs=_typed(body, "logprobs", (bool,), False))
-        answers = [self._finish(completion, asked) for completion in self.submit(asked.request).result()]
+        (completions,) = wait([self.submit(asked.request)])
+        answers = [self._finish(completion, asked) for completion in completions]
         choices = []
         for i, answer in enumerate(answers):
             content, calls = self._calls(answer, body)
@@ -125,8 +159,9 @@ class Api:
         whole = self._whole("chat.completion", choices, [asked], answers)
         return whole | ({"prompt_token_ids": list(asked.request.ids)} if asked.token_ids else {})
 
-    def completions(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """``POST /v1/completions``: continuations of one prompt or of several, as texts or as token ids."""
+    def completions(self, body: Mapping[str, Any], wait: Wait = _results) -> dict[str, Any]:
+        """``POST /v1/completions``: continuations of one prompt or of several, as texts or as token ids. ``wait`` as in
+        `chat`."""
         self._check(body, _OF_TEXTS)
         logprobs = _typed(body, "logprobs", (int,), None)
         if logprobs not in (None, 0, 1):
@@ -135,10 +170,10 @@ class Api:
             self._asked(body, self._ids_of_text(prompt), logprobs=logprobs is not None)
             for prompt in _prompts(body.get("prompt"))
         ]
-        pending = [(asked, self.submit(asked.request)) for asked in several]
+        drawn = wait([self.submit(asked.request) for asked in several])
         choices, answers = [], []
-        for asked, future in pending:
-            for completion in future.result():
+        for asked, completions in zip(several, drawn, strict=True):
+            for completion in completions:
                 answer = self._finish(completion, asked)
                 choice: dict[str, Any] = {"index": len(choices), "text": answer.text, "finish_reason": answer.reason}
                 choice["logprobs"] = _listed(answer.logprobs) if asked.logprobs else None
@@ -157,8 +192,8 @@ class Api:
                 continue
             known = f"{name}={value!r:.60} is not supported" if name in _NEUTRAL else f"{name} is not supported"
             raise Refused(f"{known}; leave it out", name)
-        if (name := body.get("model")) not in (None, self.name):
-            raise Refused(f"model {name!r:.100} is not served; {self.name!r} is", "model", 404)
+        if (name := _typed(body, "model", (str,), None)) is not None:
+            self.model(name)
 
     def _asked(self, body: Mapping[str, Any], ids: Sequence[int], *, logprobs: bool) -> _Asked:
         room = self.engine.max_positions - len(ids)
@@ -214,7 +249,22 @@ class Api:
             ) from None
         except Exception as e:  # whatever a template raises
             raise Refused(f"the chat template raised an error: {' '.join(str(e).split())[:200]}", "messages") from None
-        return self.engine.tokenizer.encode(text, add_special_tokens=False)
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """A text's token ids. One that is much too long is refused by its beginning: to encode 60 MB takes minutes.
+
+        The vocabulary does not say how many characters a token covers at most: some take all spaces beside them.
+        """
+        encode = functools.partial(self.engine.tokenizer.encode, add_special_tokens=add_special_tokens)
+        most = self.engine.max_positions
+        size = 16 * most
+        while size < len(text):
+            # Twice as many as fit: the end of a beginning may have some tokens that the whole text has not.
+            if (begun := len(encode(text[:size]))) > 2 * most:
+                raise Refused(f"the prompt has over {begun - most} tokens; the model was made for {most}", None)
+            size *= 4
+        return encode(text)
 
     def _form(self) -> str:
         """The form in which the model writes tool calls."""
@@ -229,7 +279,7 @@ class Api:
         return ChatTemplate(self.engine.tokenizer, json.loads(options), None)
 
     def _ids_of_text(self, prompt: str | Sequence[int]) -> Sequence[int]:
-        ids = self.engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = self._encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
         size = len(self.engine.tokenizer)
         if not ids:
             raise Refused("the prompt is empty", "prompt")
@@ -251,12 +301,15 @@ class Api:
                 done = any(s in self._text(tokens[:middle]) for s in asked.stop)
                 low, high = (low, middle) if done else (middle + 1, high)
             tokens, text, reason = tokens[:low], text[: min(found)], "stop"
-        logps = completion.logps[: len(tokens)] if asked.logprobs else []
+        logprobs = []
+        if asked.logprobs:
+            parts = token_bytes(self.engine.tokenizer, tokens)
+            logprobs = [_logprob(part, logp) for part, logp in zip(parts, completion.logps, strict=False)]
         return _Answer(
             text=text,
             tokens=tokens,
             reason=reason,
-            logprobs=[self._logprob(token, logp) for token, logp in zip(tokens, logps, strict=False)],
+            logprobs=logprobs,
         )
 
     def _calls(self, answer: _Answer, body: Mapping[str, Any]) -> tuple[str | None, list[dict[str, Any]]]:
@@ -290,10 +343,6 @@ class Api:
     def _text(self, tokens: Sequence[int]) -> str:
         return self.engine.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
-    def _logprob(self, token: int, logp: float) -> dict[str, Any]:
-        text = self.engine.tokenizer.decode([token], skip_special_tokens=False)
-        return {"token": text, "logprob": logp, "bytes": list(text.encode()), "top_logprobs": []}
-
     def _whole(
         self, kind: str, choices: list[dict[str, Any]], asked: Sequence[_Asked], answers: Sequence[_Answer]
     ) -> dict[str, Any]:
@@ -307,6 +356,10 @@ class Api:
             "choices": choices,
             "usage": usage,
         }
+
+
+def _logprob(part: bytes, logp: float) -> dict[str, Any]:
+    return {"token": part.decode(errors="replace"), "logprob": logp, "bytes": list(part), "top_logprobs": []}
 
 
 def _typed(body: Mapping[str, Any], name: str, types: tuple[type, ...], default: Any) -> Any:
@@ -394,11 +447,12 @@ def _tool_call(call: Any) -> dict[str, Any]:
 
 def _listed(logprobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Log-probs in the form that completions have."""
-    tokens = [entry["token"] for entry in logprobs]
+    read = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be in several tokens
+    sizes = [len(read.decode(bytes(entry["bytes"]))) for entry in logprobs]
     return {
-        "tokens": tokens,
+        "tokens": [entry["token"] for entry in logprobs],
         "token_logprobs": [entry["logprob"] for entry in logprobs],
-        "text_offset": [0, *itertools.accumulate(len(token) for token in tokens[:-1])] if tokens else [],
+        "text_offset": [0, *itertools.accumulate(sizes[:-1])] if sizes else [],
         "top_logprobs": None,
     }
 
@@ -429,6 +483,11 @@ class Server(http.server.ThreadingHTTPServer):
                 self._answering -= 1
                 self._changed.notify_all()
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints a traceback, unless the client only hung up."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
     def wait_for_answers(self, seconds: float) -> None:
         """Waits until no request is being answered, at most so long."""
         with self._changed:
@@ -441,40 +500,61 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # headers and body are two writes; an answer would wait 40 ms between them
     timeout = 600.0  # seconds for a request's next bytes
+    unread = False  # whether a body was refused unread
 
     @property
     def _api(self) -> Api:
         return cast(Server, self.server).api
 
+    @property
+    def _place(self) -> str:
+        return self.path.partition("?")[0].rstrip("/")
+
     def do_GET(self) -> None:
-        """Health and the list of models."""
-        path = self.path.partition("?")[0].rstrip("/")
-        if path == "/health":
-            self._send(200, {})
-        elif path == "/v1/models":
-            self._send(200, self._api.models())
-        else:
-            self._fail(Refused(f"there is no GET {path}", status=404))
+        """Health, the list of models, and the model."""
+        path, models = self._place, "/v1/models"
+        try:
+            if path == "/health":
+                self._send(200, {})
+            elif path == models:
+                self._send(200, self._api.models())
+            elif path.startswith(f"{models}/"):
+                self._send(200, self._api.model(urllib.parse.unquote(path.removeprefix(f"{models}/"))))
+            else:
+                raise Refused(f"there is no GET {path}", status=404)
+        except Refused as e:
+            self._fail(e)
+
+    do_HEAD = do_GET  # `_send` leaves out the body
+
+    def do_OPTIONS(self) -> None:
+        """The methods of a path."""
+        self.send_response(204)
+        self.send_header("Allow", "POST, OPTIONS" if self._place in self._answers() else "GET, HEAD, OPTIONS")
+        self.end_headers()
 
     def do_POST(self) -> None:
         """Chats and completions."""
-        api, path = self._api, self.path.partition("?")[0].rstrip("/")
-        answers = {"/v1/chat/completions": api.chat, "/v1/completions": api.completions}
         with cast(Server, self.server).answering():
-            self._answer(path, answers)
+            self._answer()
+        if self.unread:
+            self._drain()
 
-    def _answer(self, path: str, answers: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]) -> None:
+    def _answers(self) -> dict[str, Callable[[Mapping[str, Any], Wait], dict[str, Any]]]:
+        return {"/v1/chat/completions": self._api.chat, "/v1/completions": self._api.completions}
+
+    def _answer(self) -> None:
         try:
             body = self._body()
-            if path not in answers:
-                raise Refused(f"there is no POST {path}", status=404)
-            self._send(200, answers[path](body))
+            if (answer := self._answers().get(self._place)) is None:
+                raise Refused(f"there is no POST {self._place}", status=404)
+            self._send(200, answer(body, self._wait))
         except Refused as e:
             self._fail(e)
         except concurrent.futures.CancelledError:
             self._fail(Refused("the server is stopping", status=503))
-        except (BrokenPipeError, ConnectionResetError, TimeoutError):  # nobody waits for the answer any more
-            self.close_connection = True
+        except (ConnectionError, TimeoutError):  # nobody waits for the answer any more
+            raise
         except Exception as e:
             log.exception("a request failed")
             self._fail(Refused(f"{type(e).__name__}: {e}", status=500))
@@ -482,16 +562,48 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()) or int(length) > MOST_BYTES:
-            self.close_connection = True  # the body is not read
+            self.close_connection = self.unread = True
             raise Refused(f"Content-Length must be given and at most {MOST_BYTES}", status=411 if not length else 413)
         try:
             body = json.loads(self.rfile.read(int(length)))
-            json.dumps(body, ensure_ascii=False).encode()  # lone surrogates, which no tokenizer takes, are no UTF-8
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError as e:
+            half = f"\\u{ord(e.object[e.start]):x}"
+            raise Refused(f"the body has half of a character, {half} alone, which no tokenizer takes") from None
         except (ValueError, RecursionError) as e:
             raise Refused(f"the body is no JSON: {str(e)[:100]}") from None
         if not isinstance(body, dict):
             raise Refused("the body is no JSON object")
         return body
+
+    def _wait(self, futures: Futures) -> list[list[Completion]]:
+        """What futures will hold. If the client hangs up before, those that wait are not drawn."""
+        while concurrent.futures.wait(futures, LOOK_SECONDS).not_done:
+            if self._hung_up():
+                for future in futures:
+                    future.cancel()
+                raise ConnectionAbortedError
+        return _results(futures)
+
+    def _hung_up(self) -> bool:
+        self.connection.setblocking(False)
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+        finally:
+            self.connection.settimeout(self.timeout)
+
+    def _drain(self) -> None:
+        """Reads what the client still sends: if the connection closed before, the client would not get the answer."""
+        until = time.monotonic() + DRAIN_SECONDS
+        with contextlib.suppress(OSError):  # it hung up, or sends nothing
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(DRAIN_SECONDS / 6)
+            while time.monotonic() < until and self.rfile.read1(2**20):
+                pass
 
     def _fail(self, e: Refused) -> None:
         kind = "invalid_request_error" if e.status < 500 else "server_error"
@@ -502,8 +614,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(text)
+        if self.command != "HEAD":
+            self.wfile.write(text)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the batcher reports batches."""

@@ -24,7 +24,9 @@ def run(args: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM."""
     import signal
     import threading
+    from pathlib import Path
 
+    from grpojax.data import BUILTIN
     from grpojax.host.console import log
     from grpojax.host.errors import UserError
     from grpojax.programs.compiling import keep_compiled
@@ -38,8 +40,9 @@ def run(args: argparse.Namespace) -> int:
     keep_compiled()
     engine = Engine(args.model, step=args.step, base=args.base, dtype=args.dtype, no_end=args.no_end).load()
     batcher = Batcher(engine, most=args.batch, seed=args.seed)
-    name = args.name or str(args.model).rstrip("/").rpartition("/")[2]
-    api = openai_api.Api(engine, batcher.submit, name=name, max_tokens=args.max_tokens, most=args.batch)
+    name = args.name or Path(args.model.removeprefix(BUILTIN)).absolute().name
+    how = {"given": args.model, "max_tokens": args.max_tokens, "most": args.batch}
+    api = openai_api.Api(engine, batcher.submit, name=name, **how)
     try:
         server = openai_api.Server((args.host, args.port), api)
     except (OSError, OverflowError) as e:

@@ -6,6 +6,8 @@ import http.client
 import itertools
 import json
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -33,10 +35,11 @@ class FakeEngine:
     max_positions = 100
 
     def __init__(self, tokenizer, text=TEXT):
-        self.tokenizer, self.drawn, self.go = tokenizer, [], None
+        self.tokenizer, self.drawn, self.go, self.asked = tokenizer, [], None, 0
         self.ids = tokenizer.encode(text, add_special_tokens=False) + [tokenizer.convert_tokens_to_ids("<|end|>")]
 
     def draw(self, prompts, key, config):
+        self.asked += 1
         if self.go is not None:
             self.go.wait(60)
         self.drawn.append(len(np.unique(prompts.uids)))
@@ -145,6 +148,46 @@ def test_texts_end_at_stop_texts_and_at_max_tokens(api, engine):
     assert short[0]["text"] == engine.tokenizer.decode(engine.ids[:2])
 
 
+def test_bytes_of_tokens_are_those_of_the_text_and_characters_in_several_tokens_count_once(tokenizer):
+    text = "1 😀é 2"
+    engine = FakeEngine(tokenizer, text)
+    batcher = Batcher(engine, most=1)
+    api = Api(engine, batcher.submit, name="tiny", max_tokens=64, most=1)
+    (choice,) = api.chat({"messages": CHAT, "logprobs": True})["choices"]
+    (listed,) = api.completions({"prompt": "1", "logprobs": 1})["choices"]
+    batcher.close()
+    parts = [bytes(entry["bytes"]) for entry in choice["logprobs"]["content"]]
+    assert b"".join(parts) == f"{text}<|end|>".encode() and b"\xf0" in parts
+    offsets = listed["logprobs"]["text_offset"]
+    starts = [i for i, part in enumerate(parts) if part[0] < 0x80 or part[0] >= 0xC0]
+    assert offsets == sorted(offsets) and [offsets[i] for i in starts] == [*range(len(text) + 1)]
+
+
+def test_a_text_that_is_much_too_long_is_refused_by_its_beginning(api, engine, monkeypatch):
+    encoded, encode = [], engine.tokenizer.encode
+
+    def note(text, **how):
+        encoded.append(len(text))
+        return encode(text, **how)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", note)
+    text = "1 " * 10**6
+    for ask, body in ((api.completions, {"prompt": text}), (api.chat, {"messages": [CHAT[0] | {"content": text}]})):
+        with pytest.raises(Refused, match="over .* tokens; the model was made for 100"):
+            ask(body)
+    assert encoded == [16 * engine.max_positions] * 2
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text, **_: [5] * (len(text) // 10**5))
+    assert api.completions({"prompt": " " * 10**6})["usage"]["prompt_tokens"] == 10  # a token of very many characters
+
+
+def test_what_changes_nothing_is_accepted_and_the_model_has_the_name_that_it_was_given(api, engine):
+    api = Api(engine, api.submit, name="tiny", max_tokens=64, most=32, given="builtin:tiny")
+    nothing = {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "modalities": ["text"], "min_tokens": 0}
+    for more in (nothing, {"model": "tiny"}, {"model": "builtin:tiny"}):
+        assert api.chat({"messages": CHAT} | more)["model"] == "tiny"
+    assert api.model("builtin:tiny") == api.model("tiny") == api.models()["data"][0]
+
+
 def test_templates_get_tool_calls_with_arguments_as_values_and_contents_as_text():
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     message = openai_api._message({"role": "assistant", "content": None, "tool_calls": [call]})
@@ -231,6 +274,8 @@ def test_a_call_in_reasoning_that_the_template_began_is_none(tokenizer, text, co
         ({"tools": [{"function": {"name": "a", "parameters": {"properties": {"b": 5}}}}]}, "tools"),
         ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages"),
         ({"top_logprobs": 5}, "top_logprobs"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"store": True}, "store"),
         ({"chat_template_kwargs": {"made_up": 1}}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": "1 " * 200}]}, None),
     ],
@@ -248,30 +293,94 @@ def post(port, path, body):
     return response.status, json.loads(response.read())
 
 
-def test_a_server_answers_many_at_once_and_reports_mistakes(api, engine):
+@pytest.fixture
+def port(api):
+    """The port of a server."""
     with openai_api.Server(("127.0.0.1", 0), api) as server:
-        port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            body = {"messages": CHAT, "max_tokens": 20}
-            found = list(pool.map(lambda _: post(port, "/v1/chat/completions", body), range(16)))
-        assert [status for status, _ in found] == [200] * 16
-        assert {answer["choices"][0]["message"]["content"] for _, answer in found} == {TEXT}
-        assert post(port, "/v1/chat/completions", "[" * 10**5)[0] == 400
-        lone = {"messages": [{"role": "user", "content": "half of a character: \ud83d"}]}
-        assert post(port, "/v1/chat/completions", lone)[0] == 400
-        assert post(port, "/v1/chat/completions", "{")[0] == 400 and post(port, "/v1/embeddings", {})[0] == 404
-        status, answer = post(port, "/v1/chat/completions", {"messages": CHAT, "stream": True})
-        assert status == 400 and answer["error"]["param"] == "stream"
-        engine.draw = lambda *_: 1 / 0
-        assert post(port, "/v1/completions", {"prompt": "1"})[0] == 500
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("GET", "/v1/models")
-        assert json.loads(connection.getresponse().read())["data"][0]["id"] == "tiny"
-        connection.close()
+        yield server.server_address[1]
         server.shutdown()
         thread.join()
+
+
+def test_a_server_answers_many_at_once_and_reports_mistakes(port, engine):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        body = {"messages": CHAT, "max_tokens": 20}
+        found = list(pool.map(lambda _: post(port, "/v1/chat/completions", body), range(16)))
+    assert [status for status, _ in found] == [200] * 16
+    assert {answer["choices"][0]["message"]["content"] for _, answer in found} == {TEXT}
+    assert post(port, "/v1/chat/completions", "[" * 10**5)[0] == 400
+    lone = {"messages": [{"role": "user", "content": "half of a character: \ud83d"}]}
+    status, answer = post(port, "/v1/chat/completions", lone)
+    assert status == 400 and r"half of a character, \ud83d alone" in answer["error"]["message"]
+    assert post(port, "/v1/chat/completions", "{")[0] == 400 and post(port, "/v1/embeddings", {})[0] == 404
+    status, answer = post(port, "/v1/chat/completions", {"messages": CHAT, "stream": True})
+    assert status == 400 and answer["error"]["param"] == "stream"
+    engine.draw = lambda *_: 1 / 0
+    assert post(port, "/v1/completions", {"prompt": "1"})[0] == 500
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/v1/models", 200, ["data", "object"]),
+        ("GET", "/v1/models/tiny", 200, ["created", "id", "max_model_len", "object", "owned_by"]),
+        ("GET", "/v1/models/t%69ny", 200, ["created", "id", "max_model_len", "object", "owned_by"]),
+        ("GET", "/v1/models/other", 404, ["error"]),
+        ("HEAD", "/v1/models", 200, None),
+        ("OPTIONS", "/v1/models", 204, "GET, HEAD, OPTIONS"),
+        ("OPTIONS", "/v1/completions", 204, "POST, OPTIONS"),
+    ],
+)
+def test_other_methods_on_one_connection(port, method, path, status, said):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    for _ in range(2):  # the second answer is found only if the first ended where it says
+        connection.request(method, path)
+        response = connection.getresponse()
+        text = response.read()
+        assert response.status == status and (bool(text) == isinstance(said, list))
+        assert said == (sorted(json.loads(text)) if text else response.getheader("Allow"))
+    connection.close()
+
+
+def test_a_client_that_goes_on_sending_gets_the_answer_to_a_body_that_is_too_long(port, monkeypatch):
+    monkeypatch.setattr(openai_api, "MOST_BYTES", 100)
+    status, answer = post(port, "/v1/completions", "x" * 2**25)
+    assert status == 413 and "at most 100" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_requests_of_clients_that_hung_up_are_not_drawn(api, port, engine, monkeypatch, reset):
+    monkeypatch.setattr(openai_api, "LOOK_SECONDS", 0.01)
+    engine.go, batcher = threading.Event(), api.submit.__self__
+
+    def until(there):
+        for _ in range(10**4):
+            if there():
+                return
+            time.sleep(0.001)
+        pytest.fail("it never came")
+
+    def ask(prompt):
+        body = json.dumps({"prompt": prompt, "max_tokens": 20}).encode()
+        connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        return connection
+
+    first = ask("1")
+    until(lambda: engine.asked)
+    gone, stays = ask("2"), ask("3")
+    until(lambda: len(batcher._waiting) == 2)
+    if reset:
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    gone.close()
+    until(lambda: any(future.cancelled() for _, future in batcher._waiting))
+    engine.go.set()
+    assert all(connection.recv(20).startswith(b"HTTP/1.1 200") for connection in (first, stays))
+    assert engine.drawn == [1, 1]
+    first.close()
+    stays.close()
 
 
 @pytest.mark.slow
@@ -293,6 +402,7 @@ def test_the_command_serves_until_it_is_told_to_stop():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         line = next(line for line in process.stdout if "serving" in line)
+        assert "serving tiny at" in line
         port = int(line.split(":")[-1].split("/")[0])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", "/health")

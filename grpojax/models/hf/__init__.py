@@ -11,6 +11,7 @@ from grpojax.models.hf.tokenizer import (
     eos_ids,
     fit_tokenizer,
     load_tokenizer,
+    token_bytes,
     turn_end,
 )
 from grpojax.models.hf.writing import save
@@ -28,5 +29,6 @@ __all__ = [
     "peft",
     "read_config",
     "save",
+    "token_bytes",
     "turn_end",
 ]

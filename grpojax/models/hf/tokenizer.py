@@ -1,7 +1,9 @@
 """The tokenizer of a Hugging Face folder, how its ids fit the model's, and the tokens that end a completion."""
 
 import dataclasses
+import functools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,46 @@ def decode_all(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
     if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
         return tokenizer.backend_tokenizer.decode_batch(list(rows), skip_special_tokens=True)
     return [tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
+
+
+def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
+    """The UTF-8 bytes that each token adds to a text; of a token that is a part of a character its own bytes.
+
+    The first token has no space in front where the decoder takes that away.
+
+    Example:
+      >>> from grpojax import data
+      >>> tokenizer = load_tokenizer(data.locate("builtin:tiny"))
+      >>> token_bytes(tokenizer, tokenizer.encode("3 é"))
+      [b'3', b' ', b'\\xc3', b'\\xa9']
+    """
+    decoder = tokenizer.backend_tokenizer.decoder if tokenizer.is_fast else None
+    if decoder is None:
+        return [tokenizer.decode([i], skip_special_tokens=False).encode() for i in ids]
+
+    def one(token: str) -> bytes:
+        text = decoder.decode(["a", token])[1:]  # behind another, since some decoders change the first one
+        if _REPLACED not in text:
+            return text.encode()
+        if byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token):
+            return bytes.fromhex(byte[1])
+        return bytes(_of_alphabet()[c] for c in token) if set(token) <= _of_alphabet().keys() else text.encode()
+
+    found = [one(token) for token in tokenizer.convert_ids_to_tokens(list(ids))]
+    if found and found[0].startswith(b" ") and not tokenizer.decode(ids[:1]).startswith(" "):
+        found[0] = found[0][1:]
+    return found
+
+
+_REPLACED = "\N{REPLACEMENT CHARACTER}"
+
+
+@functools.cache
+def _of_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def eos_ids(path: str | os.PathLike, tokenizer: Any) -> tuple[int, ...]:

@@ -32,6 +32,20 @@ def test_texts_are_those_of_each_row_by_itself(tmp_path, clean_up):
     assert hf.decode_all(tokenizer, rows) == [tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
 
 
+def test_bytes_of_tokens_of_sentencepiece_are_those_of_the_text():
+    byte = [f"<0x{i:02X}>" for i in range(256)]
+    pieces = ["<unk>", "▁a", "▁", "b", *byte]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({p: i for i, p in enumerate(pieces)}, [], unk_token="<unk>"))
+    each = tokenizers.decoders
+    made.decoder = each.Sequence([each.Replace("▁", " "), each.ByteFallback(), each.Fuse(), each.Strip(" ", 1, 0)])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made)
+    ids = [1, 3, 1, *(4 + x for x in "é".encode()), 2, 4 + 0xF0, 2]  # the last character is not whole
+    parts = hf.token_bytes(tokenizer, ids)
+    assert parts == [b"a", b"b", b" a", b"\xc3", b"\xa9", b" ", b"\xf0", b" "]
+    assert b"".join(parts).decode(errors="replace") == tokenizer.decode(ids, skip_special_tokens=True)
+    assert hf.token_bytes(tokenizer, []) == []
+
+
 def test_a_tokenizer_round_trips_token_for_token(tmp_path):
     tiny_hf.save(tmp_path / "in", vocab_size=400)
     tiny_hf.tokenizer(tmp_path / "in")
