@@ -111,20 +111,71 @@ def _lines(content: bytes) -> Iterator[tuple[int, str | UserError]]:
             yield number, text
 
 
+class _Twice(ValueError):
+    """A key that an object has twice: only the last of its values would be read."""
+
+
+def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise _Twice(f"the key {twice[:60]!r} is there twice; take one out")
+    return found
+
+
 def _object(text: str) -> Row:
     """A JSON object, or what is wrong with it."""
     try:
-        row = json.loads(text)
+        row = json.loads(text, object_pairs_hook=_keys_once)
     except json.JSONDecodeError as e:
         return f"invalid JSON: {e.msg}"
     except (ValueError, RecursionError) as e:  # a number of thousands of digits; brackets a thousand deep
         return f"invalid JSON: {e}"
-    return row if isinstance(row, dict) else f"a row must be a JSON object, got {type(row).__name__}"
+    return _as_row(row)
+
+
+def _as_row(value: Any) -> Row:
+    return value if isinstance(value, dict) else f"a row must be a JSON object, got {type(value).__name__}"
 
 
 def _jsonl(content: bytes) -> Iterator[tuple[int, Row]]:
+    first = True
     for number, line in _lines(content):
-        yield number, _object(line) if isinstance(line, str) else str(line)
+        row = _object(line) if isinstance(line, str) else str(line)
+        if first and (isinstance(row, str) or _has_columns(row)):
+            _check_layout(content)
+        first = False
+        yield number, row
+
+
+def _check_layout(content: bytes) -> None:
+    """Raises `UserError` for JSON of another layout than a row on each line."""
+    text = _utf8(content).decode("utf-8", errors="replace").lstrip()
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):  # the line's own error says more
+        return
+    alone = not text[end:].strip()
+    if alone and isinstance(value, list) and value:
+        raise UserError(": it is a JSON list, and no rows on lines; say format: json, or let the name end in .json")
+    if alone and isinstance(value, dict) and _has_columns(value):
+        columns = ", ".join(map(repr, list(value)[:3]))
+        raise UserError(
+            f": it is one object of columns ({columns}), and no rows; convert with pandas: "
+            'read_json(FILE).to_json(NEW_FILE, orient="records", lines=True)'
+        )
+    if isinstance(value, dict) and "\n" in text[:end].rstrip():
+        raise UserError(": its JSON objects are over several lines; write each on one line: jq -c . FILE > NEW.jsonl")
+
+
+def _has_columns(value: dict[str, Any]) -> bool:
+    """Whether an object has a list for each column, or as pandas writes it, an object of numbered values."""
+    columns = list(value.values())
+    if columns and all(isinstance(c, dict) and c and all(key.isdigit() for key in c) for c in columns):
+        return True
+    listed = all(isinstance(c, list) and c and not any(isinstance(x, dict) for x in c) for c in columns)
+    return listed and len(columns) > 1 and len({len(c) for c in columns}) == 1
 
 
 def _text(content: bytes) -> Iterator[tuple[int, Row]]:
@@ -143,7 +194,7 @@ def _json(content: bytes) -> Iterator[tuple[int, Row]]:
     except UnicodeDecodeError as e:
         line = content.count(b"\n", 0, e.start) + 1
         raise UserError(f":{line}: not UTF-8; {ENCODING}") from None
-    decoder = json.JSONDecoder()
+    decoder, plain = json.JSONDecoder(object_pairs_hook=_keys_once), json.JSONDecoder()
 
     def token(at: int) -> int:  # where the next one starts
         while text[at : at + 1].isspace():
@@ -158,13 +209,18 @@ def _json(content: bytes) -> Iterator[tuple[int, Row]]:
     more = text[at : at + 1] != "]"
     while more:
         line, counted = line + text.count("\n", counted, at), at
+        wrong = ""
         try:
-            row, at = decoder.raw_decode(text, at)
+            try:
+                row, at = decoder.raw_decode(text, at)
+            except _Twice as e:
+                wrong = f"invalid JSON: {e}"
+                row, at = plain.raw_decode(text, at)
         except json.JSONDecodeError as e:
             raise invalid(e.pos, e.msg) from None
         except (ValueError, RecursionError) as e:  # as in `_object`
             raise invalid(at, str(e)) from None
-        yield line, row if isinstance(row, dict) else f"a row must be a JSON object, got {type(row).__name__}"
+        yield line, wrong or _as_row(row)
         at = token(at)
         if text[at : at + 1] not in (",", "]"):
             raise invalid(at, "expected , or ] after a row")
@@ -257,11 +313,16 @@ def _parquet(content: bytes) -> Iterator[tuple[int, Row]]:
 
     try:
         with parquet.ParquetFile(io.BytesIO(content)) as file:
+            names = file.schema_arrow.names
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise UserError(f": it has two columns {twice!r}; rename one, or take it out")
             number = 0
             for batch in file.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
                     yield number, {name: _shortest(x, batch.schema.field(name).type) for name, x in row.items()}
+    except UserError:
+        raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as e:
         raise UserError(f": not a Parquet file that can be read: {' '.join(str(e).split())[:120]}") from None
 

@@ -34,8 +34,9 @@ class SourceConfig:
     """One source of problems. A path alone may stand for it.
 
     Attributes:
-      path: a file, a glob such as ``train/*.jsonl.gz``, ``gs://bucket/file``, ``hub:owner/name`` for a dataset of
-        the Hugging Face hub, or ``builtin:name`` for a file in the package. Generated problems are
+      path: a file, a glob such as ``train/*.jsonl.gz``, ``gs://bucket/file``, a folder that
+        ``datasets.Dataset.save_to_disk`` wrote, ``hub:owner/name`` for a dataset of the Hugging Face hub, or
+        ``builtin:name`` for a file in the package. Generated problems are
         ``reasoning:sums``, ``reasoning:stories`` and ``reasoning:tallies`` (`grpojax.environments.reasoning`), and
         ``reasoning_gym:family`` for a family of that package. ``grid:frozen_lake`` are lakes to cross
         (`grpojax.environments.frozen_lake`), ``facts:questions`` questions about invented facts, which are in
@@ -131,6 +132,9 @@ def _all_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:
     if source.generated:
         yield from _generated_rows(source)
         return
+    if source.format == "auto" and _is_saved(source.path):
+        yield from _saved_rows(source.path)
+        return
     for name, content in _files(source.path):
         kind, data = decompress(name, content)
         if source.format != "auto":
@@ -158,6 +162,9 @@ def _files(path: str) -> Iterator[tuple[str, bytes]]:
             files = sorted(f for f in glob.glob(str(file), recursive=True) if Path(f).is_file())
     except (OSError, ValueError, RuntimeError, re.error) as e:  # a zero byte; no such user as in ~user
         raise UserError(f"data file {path!r}: {e}") from None
+    if folder and (file / "dataset_dict.json").exists():
+        splits = ", ".join(sorted(str(state.parent) for state in file.glob(f"*/{_SAVED}")))
+        raise UserError(f"data file {path!r} is a datasets.DatasetDict; give one of its splits: {splits}")
     if folder:
         raise UserError(f"data file {path!r} is a folder; give its files, such as {path.rstrip('/')}/*.jsonl")
     if not files:
@@ -194,6 +201,28 @@ def _hub_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:
         raise UserError(f"{source.path}: cannot be loaded: {' '.join(str(e).split())[:300]}") from None
     for number, row in enumerate(loaded, 1):
         yield f"{source.path} row {number}", dict(row)
+
+
+_SAVED = "state.json"  # that a folder of `datasets.Dataset.save_to_disk` has
+
+
+def _is_saved(path: str) -> bool:
+    try:
+        return "://" not in path and (locate(path) / _SAVED).is_file()
+    except (OSError, ValueError, RuntimeError):  # no name of a file; `_files` says so
+        return False
+
+
+def _saved_rows(path: str) -> Iterator[tuple[str, Row]]:
+    import datasets
+
+    try:
+        loaded: Any = datasets.load_from_disk(str(locate(path)))
+    except Exception as e:  # as in `_hub_rows`
+        why = " ".join(str(e).split())[:300]
+        raise UserError(f"{path} has a {_SAVED}, and is no whole folder of save_to_disk: {why}") from None
+    for number, row in enumerate(loaded, 1):
+        yield f"{path} row {number}", dict(row)
 
 
 def _generated_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:

@@ -6,7 +6,7 @@ import sys
 
 import bucket
 import pytest
-from data_files import ROWS, jsonl, load, refusal
+from data_files import ROWS, jsonl, load, read_rows, refusal
 
 from grpojax.data import SourceConfig, locate
 from grpojax.host import files
@@ -78,6 +78,17 @@ def test_hub_datasets(write, tmp_path):
     message = refusal(SourceConfig(path=f"hub:{tmp_path}", split="test"))
     assert message.startswith(f"hub:{tmp_path}: cannot be loaded:") and "test" in message
     assert "write hub:openai/gsm8k" in refusal("openai/gsm8k")
+
+
+def test_folders_that_datasets_saved_are_read(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
+    datasets.DatasetDict(train=datasets.Dataset.from_list(rows)).save_to_disk(tmp_path / "saved")
+    assert read_rows(str(tmp_path / "saved/train")) == rows
+    said = refusal(str(tmp_path / "saved"))
+    assert f"is a datasets.DatasetDict; give one of its splits: {tmp_path}/saved/train" in said
+    (tmp_path / "saved/train/dataset_info.json").unlink()
+    assert "train has a state.json, and is no whole folder of save_to_disk" in refusal(str(tmp_path / "saved/train"))
 
 
 def test_names_that_no_file_can_have():

@@ -3,12 +3,17 @@
 import codecs
 import csv
 import io
+import json
 import random
 
+import pyarrow
 import pytest
 from data_files import as_csv, jsonl, load, read_rows, refusal
+from pyarrow import parquet
 
 ROW = {"question": "What is 4 + 4?", "answer": "8"}
+TWICE = io.BytesIO()
+parquet.write_table(pyarrow.table([["a"], ["1"], ["2"]], names=["question", "answer", "answer"]), TWICE)
 
 
 @pytest.mark.parametrize(("name", "content"), [
@@ -43,9 +48,26 @@ def test_what_is_certain_is_read(write, name, content):
     ("d.csv", b"PK\3\4 a sheet", ": it is no text but a zip archive, as Excel's .xlsx is; save the sheet as CSV"),
     ("d.jsonl", b"\x1f\x8b\x08", ": it is no text but compressed; let the name end in .gz"),
     ("d.jsonl", '{"question": "a\0b"}', ":1: a NUL byte at character 16 of the line; take it out"),
+    ("d.jsonl", '{"question": "a", "answer": 1, "answer": 2}', ":1: invalid JSON: the key 'answer' is there twice"),
+    ("d.json", '[{"question": "a", "answer": 1},\n{"b": {"x": 1, "x": 1}}]', ":2: invalid JSON: the key 'x' is there"),
+    ("d.json", '[{"x": {"a": 1, "a": 1}, "b"}]', ":1: invalid JSON: Expecting ':' delimiter"),
+    ("d.jsonl", json.dumps([ROW], indent=1), ": it is a JSON list, and no rows on lines; say format: json"),
+    ("d.jsonl", json.dumps([ROW]), ": it is a JSON list, and no rows on lines; say format: json"),
+    ("d.jsonl", json.dumps(ROW, indent=1) + json.dumps(ROW, indent=1), ": its JSON objects are over several lines;"),
+    ("d.json", '{"question": ["a"], "answer": ["1"]}', ": it is one object of columns ('question', 'answer'), and no"),
+    ("d.json", json.dumps({"answer": {"0": "1", "1": "2"}}, indent=1), ": it is one object of columns ('answer'), and"),
+    ("d.parquet", TWICE.getvalue(), ": it has two columns 'answer'; rename one, or take it out"),
 ])  # fmt: skip
 def test_the_cause_is_named(write, name, content, cause):
     assert f"{name}{cause}" in refusal(write(name, content))
+
+
+def test_a_row_with_a_key_twice_can_be_skipped_and_a_chat_is_no_table(write):
+    twice = '{"question": "b", "answer": 1, "answer": 2}'
+    got = load(write("d.json", f"[{json.dumps(ROW)}, {twice}, {json.dumps(ROW)}]"), on_bad_row="skip")
+    assert [p.prompt for p in got] == [ROW["question"]] * 2
+    chat = {"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "add"}]}
+    assert read_rows(write("d.jsonl", json.dumps(chat))) == [chat]
 
 
 def test_a_number_of_a_table_is_an_answer(write):
