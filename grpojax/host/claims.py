@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from etils import epath
 
@@ -77,10 +77,28 @@ def _locked(place: epath.Path, mode: Literal["a", "r"], kind: int) -> Iterator[N
         raise UserError(f"{place} cannot be opened: {e.strerror}; give this run another run.dir") from None
     with lock:
         try:
-            fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        except OSError:
+            missing = lock_file(lock, kind)
+        except BlockingIOError:
             raise UserError(f"{place.parent} is in use by another process; give this run another run.dir") from None
+        if missing and kind == fcntl.LOCK_EX:  # a check that holds nothing says nothing
+            log.warning("%s cannot be locked (%s): a second run there would not be noticed", place.parent, missing)
         yield
+
+
+def lock_file(file: IO[Any], kind: int = fcntl.LOCK_EX) -> str | None:
+    """Locks an open file until it is closed; why not, if its file system has no locks, such as Lustre without
+    ``-o flock``.
+
+    Raises:
+      BlockingIOError: another process has locked it.
+    """
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as e:
+        return e.strerror
+    return None
 
 
 @contextlib.contextmanager

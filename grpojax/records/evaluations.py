@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,8 @@ from pydantic import TypeAdapter
 
 from grpojax.data import Problem
 from grpojax.evaluation import Attempt, paired_test
-from grpojax.host import files, settings
+from grpojax.host import claims, files, settings
+from grpojax.host.console import log
 from grpojax.host.errors import UserError
 
 
@@ -102,7 +102,12 @@ class Record:
             files.write_json(self.directory / "settings.json", self._settings)
             if not files.in_bucket(path):
                 self._file = path.open("ab")
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if missing := claims.lock_file(self._file):
+                    log.warning(
+                        "%s cannot be locked (%s): a second evaluation there would not be noticed",
+                        self.directory,
+                        missing,
+                    )
                 whole = path.read_bytes().rfind(b"\n") + 1
                 self._file.truncate(whole)
         except BlockingIOError:

@@ -181,7 +181,8 @@ def _keep_rate(url: str, per_second: float) -> None:
 
     name = hashlib.sha256(f"{os.getuid()} {url}".encode()).hexdigest()[:16]
     with open(f"{tempfile.gettempdir()}/grpojax-rate-{name}", "a+", encoding="ascii") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # without locks two processes may take the same time
+            fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         now, text = time(), file.read()
         at = now

@@ -1,6 +1,8 @@
 """Whose a run directory is: nothing is written before a run begins, and one without a step may be replaced."""
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import random
@@ -148,6 +150,18 @@ def test_one_that_another_process_holds_is_not_replaced(tmp_path):
             with pytest.raises(UserError, match="is in use by another process"):
                 call()
     assert contents(tmp_path) == before
+
+
+def test_without_locks_a_run_begins_with_one_warning(tmp_path, monkeypatch, caplog):
+    def flock(file, kind):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with claims.hold(tmp_path):
+        claims.check(tmp_path)
+    assert caplog.messages == [
+        f"{tmp_path} cannot be locked (Function not implemented): a second run there would not be noticed"
+    ]
 
 
 @pytest.mark.parametrize("killed_at", range(5))

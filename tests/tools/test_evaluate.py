@@ -1,5 +1,7 @@
 """``grpojax eval``: resumption, refusals, and runs evaluated by their own rewards as they were in training."""
 
+import errno
+import fcntl
 import json
 import logging
 import re
@@ -167,11 +169,18 @@ def test_places_that_are_not_an_evaluations(whole, tmp_path, capsys):
         error = capsys.readouterr().err
         assert message in error and error.count("\n") <= 2
     with open(whole / "problems.jsonl", "ab") as busy:
-        import fcntl
-
         fcntl.flock(busy, fcntl.LOCK_EX)
         assert run(*TINY, "--out", whole) == 2
     assert "another evaluation is writing there" in capsys.readouterr().err
+
+
+def test_without_locks_an_evaluation_warns_and_goes_on(whole, monkeypatch, capsys):
+    def flock(file, kind):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert run(*TINY, "--out", whole) == 0
+    assert f"{whole} cannot be locked (Function not implemented)" in capsys.readouterr().out
 
 
 def test_several_sets_have_a_row_each_and_a_folder(whole, tmp_path, capsys):
