@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from grpojax.environments.episodes import Episode
+from grpojax.host import console
 from grpojax.rewards import sandbox
 
 # Methods of a class that are no tools; and what an instance may have besides, which the guide explains.
@@ -383,6 +384,7 @@ def keep_output(most_bytes: int) -> None:
         file = os.dup(tempfile.TemporaryFile().fileno())
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
+    console.prepare_streams()
 
 
 def _printed() -> tuple[int, str]:

@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from typing import IO, Any, Literal
 from etils import epath
 
 from grpojax.host import files
-from grpojax.host.console import log
+from grpojax.host.console import log, tell
 from grpojax.host.errors import UserError
 
 RENEW_S = 60.0
@@ -32,7 +31,7 @@ SILENT_S = 600.0
 
 def end(content: str) -> None:
     """Ends this process without any further write."""
-    print(f"grpojax: {content}", file=sys.stderr, flush=True)
+    tell(content)
     os._exit(2)
 
 

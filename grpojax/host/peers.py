@@ -23,6 +23,7 @@ from typing import NoReturn
 import jax
 
 from grpojax.host import coordination, internals, joining, preemption
+from grpojax.host.console import tell
 from grpojax.host.errors import UserError
 
 LOOK_S = 2.0
@@ -54,7 +55,7 @@ def watched() -> Iterator[None]:
         threading.Thread(target=_exit_after_main, args=(status,), daemon=True).start()
         atexit.register(_exit, status)
         if message:
-            print(f"grpojax: {message}", file=sys.stderr, flush=True)
+            tell(message)
             raise SystemExit(status) from None
         raise
 
@@ -89,7 +90,7 @@ def _status_of(error: BaseException) -> int:
 
 def end(message: str) -> NoReturn:
     """Ends all processes of the run with status 1, even if the main thread of this one is waiting."""
-    print(f"grpojax: {message}", file=sys.stderr, flush=True)
+    tell(message)
     for peers in _here:
         peers.fail(f"failed: {message}")
     _exit(1)
@@ -141,13 +142,13 @@ class _Peers(threading.Thread):
         """Prints once for each process the error that will end it."""
         for index, what in coordination.posted(f"{self._place}/failing").items():
             if self._failing.isdisjoint({index, str(self.me)}):
-                message = f"grpojax: {_named(index, what)}\ngrpojax: it lets go of what it holds, and all end"
-                print(message, file=sys.stderr, flush=True)
+                tell(_named(index, what))
+                tell("it lets go of what it holds, and all end")
             self._failing.add(index)
 
     def _leave(self, message: str) -> None:
         """Ends the process from this thread, since the main thread waits for something that will not come."""
-        print(f"grpojax: {message}", file=sys.stderr, flush=True)
+        tell(message)
         self._farewell()
         _exit(_status(message))
 
@@ -197,7 +198,7 @@ class _Peers(threading.Thread):
         if blameless := _of_a_peer(error):
             if not self._known.wait(2 * LOOK_S) and not self._failing:
                 message = "another process seems to be gone; jax says which, and all end within a minute"
-                print(f"grpojax: {message}", file=sys.stderr, flush=True)
+                tell(message)
             self._known.wait(joining.HEARTBEAT_S + LOOK_S)
             message = self._verdict
         self._leaving.set()

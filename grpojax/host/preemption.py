@@ -27,48 +27,58 @@ class StopRequested(SystemExit):
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Inside the context, but not in `notices`, SIGTERM raises `StopRequested` in the main thread."""
+    """Inside the context, but not in `notices`, SIGTERM and SIGHUP raise `StopRequested` in the main thread."""
     _came.clear()
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def on_signal(number: int, frame: Any) -> None:
         _came.append(number)
-        log.info("SIGTERM: stopping; there is nothing to save yet")
+        log.info("%s: stopping; there is nothing to save yet", signal.Signals(number).name)
         raise StopRequested
 
-    before = signal.signal(signal.SIGTERM, on_signal)
-    try:
+    with handling(on_signal, signal.SIGTERM):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
 def notices(notice: Callable[[str], None]) -> Iterator[None]:
-    """Inside the context, SIGTERM, SIGINT and the notices of `watched` are passed to ``notice``; a second signal acts
-    at once.
+    """Inside the context, SIGTERM, SIGINT, SIGHUP and the notices of `watched` are passed to ``notice``; a second
+    signal acts at once, unless it is SIGHUP or the first one was: a terminal that closes may send several.
 
-    Use it in the main thread. ``notice`` may be called more than once, by a signal's handler and by another thread.
+    ``notice`` may be called more than once, by a signal's handler and by another thread.
     """
     came: list[int] = []
     if _came:  # `StopRequested` was raised where exceptions are swallowed, such as in a callback
         notice(signal.Signals(_came[0]).name)
 
     def on_signal(number: int, frame: Any) -> None:
-        if came:
-            raise KeyboardInterrupt
-        came.append(number)
         notice(signal.Signals(number).name)
-        log.info("%s: saving and stopping; again to stop at once", signal.Signals(number).name)
+        if number == signal.SIGHUP:
+            log.info("SIGHUP: saving and stopping")
+        elif came:
+            raise KeyboardInterrupt
+        else:
+            came.append(number)
+            log.info("%s: saving and stopping; again to stop at once", signal.Signals(number).name)
 
-    handlers = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+    with handling(on_signal, signal.SIGTERM, signal.SIGINT), watched(notice):
+        yield
+
+
+@contextlib.contextmanager
+def handling(act: Callable[[int, Any], None], *signals: signal.Signals) -> Iterator[None]:
+    """Inside the context, ``act`` handles these signals, and SIGHUP unless it is ignored, as by ``nohup``.
+
+    Only the main thread can set handlers. A run in another one, such as of a notebook, goes without.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hangs_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    before = {s: signal.signal(s, act) for s in (*signals, *hangs_up)}
     try:
-        with watched(notice):
-            yield
+        yield
     finally:
-        for s, handler in handlers.items():
+        for s, handler in before.items():
             signal.signal(s, handler)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from grpojax.host import console
 from grpojax.host.errors import UserError
 from grpojax.rewards import answers, builtin, pool, sandbox, worker
 from grpojax.rewards.config import RewardConfig, RewardsConfig
@@ -177,6 +178,7 @@ class Rewards:
                 memory_mb=config.memory_mb,
                 functions=paths,
                 preload=["math_verify"] if maths else [],
+                first=console.never_fail,
             )
         self._open_counts = {t for t, term in enumerate(self.terms) if term is None}
         self._probes: dict[int, sandbox.Probe] = {}

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from grpojax.host import preemption
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.host.files import write_json
@@ -225,13 +226,10 @@ class Queue:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Inside the context, a first SIGTERM or SIGINT stops every run after its step, and a second one at once."""
-        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        """Inside the context, a first SIGTERM, SIGINT or SIGHUP stops every run after its step, and a second one at
+        once."""
+        with preemption.handling(self._on_signal, signal.SIGTERM, signal.SIGINT):
             yield
-        finally:
-            for s, handler in handlers.items():
-                signal.signal(s, handler)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if not self._stopping:

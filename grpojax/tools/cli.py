@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
+from grpojax.host import console
 from grpojax.host.errors import UserError
 from grpojax.tools import (
     bench,
@@ -132,9 +133,10 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
       The exit status: 0 for finished, 75 for a run that was stopped and has saved, 2 for a user's
-      mistake, 130 when interrupted at once, 1 when nobody reads what it prints, a run of a sweep failed, or for any
-      other failure.
+      mistake, 130 when interrupted at once, 1 when what it prints cannot be written (a run goes on without), a run of
+      a sweep failed, or for any other failure.
     """
+    console.prepare_streams()
     whole = parser()
     args, rest = whole.parse_known_args(argv)
     # argparse ends a list of positionals at the first option; settings may stand after options too.
@@ -147,17 +149,32 @@ def main(argv: list[str] | None = None) -> int:
     startup.prepare()
     try:
         with _company(args):
-            return args.run(args)
+            status = args.run(args)
+        return status if _printed("") else 1
     except UserError as e:
         if args.debug:
             raise
-        print(f"grpojax: {e}", file=sys.stderr)
+        console.tell(str(e))
         return e.status
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # such as `grpojax show RUN | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        if _printed("\n"):  # so it was another file
+            raise
         return 1
+
+
+def _printed(more: str) -> bool:
+    """Whether all that was printed, and more, is out. If the reader is gone, as of `grpojax show RUN | head`, nothing
+    is said."""
+    try:
+        print(end=more, flush=True)
+    except OSError as e:
+        console.drop(sys.stdout)
+        if not isinstance(e, BrokenPipeError):
+            console.tell(f"standard output cannot be written: {e.strerror}")
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -103,3 +103,38 @@ def test_sigterm_that_came_where_nothing_can_be_raised_is_heard_by_the_loop():
             assert heard == ["SIGTERM"]
     with preemption.ending(), preemption.notices(heard.append):
         assert heard == ["SIGTERM"]
+
+
+def test_a_terminal_that_closes_is_a_notice_and_never_breaks_the_save_off():
+    """Both the kernel and the shell may send SIGHUP, and SIGTERM may follow."""
+    heard = []
+    with preemption.notices(heard.append):
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt):
+            send()
+    assert heard == ["SIGHUP", "SIGHUP", "SIGTERM", "SIGTERM"]
+    with pytest.raises(preemption.StopRequested), preemption.ending():
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_nohup_is_heeded():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with preemption.notices(print), preemption.ending():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_in_another_thread_there_are_no_handlers():
+    entered = []
+
+    def use():
+        with preemption.notices(print), preemption.ending():
+            entered.append(True)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert entered

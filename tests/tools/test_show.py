@@ -70,6 +70,19 @@ def test_a_closed_pipe_ends_it_quietly(tmp_path):
     assert "\x1b" not in out and "\\x1b[2Jc" in out
 
 
+def test_a_full_disk_under_what_it_prints_is_one_line(tmp_path):
+    write(tmp_path, {4: [1.0]})
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "grpojax.tools.cli", "show", str(tmp_path)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    said = "grpojax: standard output cannot be written: No space left on device\n"
+    assert (done.stderr, done.returncode) == (said, 1)
+
+
 def test_an_episode_is_shown_with_the_prompt_that_the_policy_saw(tmp_path, capsys):
     write(tmp_path, {1: [1]}, turns=["c"], sampled=[3], rendered_prompt='<tools>{"name": "add"}</tools> p')
     assert cli.main(["show", str(tmp_path)]) == 0
