@@ -102,7 +102,7 @@ def locate(path: str) -> epath.Path:
     hub's cache has it. Raises `UserError` where it does not, and for schemes other than ``gs://``.
     """
     if path.startswith(BUILTIN):
-        return epath.Path(str(resources.files("grpojax") / "assets" / path.removeprefix(BUILTIN)))
+        return files.path(str(resources.files("grpojax") / "assets" / path.removeprefix(BUILTIN)))
     if path.startswith(HUB):
         import huggingface_hub
 
@@ -160,7 +160,9 @@ def _files(path: str) -> Iterator[tuple[str, bytes]]:
         files = [path]
         if glob.has_magic(path) and not exists:
             files = sorted(f for f in glob.glob(str(file), recursive=True) if Path(f).is_file())
-    except (OSError, ValueError, RuntimeError, re.error) as e:  # a zero byte; no such user as in ~user
+    except UserError as e:
+        raise UserError(f"data file {e}") from None
+    except (OSError, ValueError, RuntimeError, re.error) as e:  # no such user as in ~user
         raise UserError(f"data file {path!r}: {e}") from None
     if folder and (file / "dataset_dict.json").exists():
         splits = ", ".join(sorted(str(state.parent) for state in file.glob(f"*/{_SAVED}")))

@@ -1,6 +1,9 @@
-"""The exceptions whose message is for the user, and the check of a setting's range."""
+"""The exceptions whose message is for the user, and the checks of a setting's range and of a path."""
 
+import errno
+import os
 import re
+import reprlib
 from typing import ClassVar
 
 
@@ -44,3 +47,26 @@ def require(config: object, **ranges: str) -> None:
         bounds = [] if low == "-inf" else [f"{'at least' if opens == '[' else 'over'} {low}"]
         bounds += [] if high == "inf" else [f"{'at most' if closes == ']' else 'under'} {high}"]
         raise UserError(f"{name}={value!r}: must be {' and '.join(bounds)}")
+
+
+def check_path(text: str) -> None:
+    """Raises `UserError` for a local path that no file can have: too long, or with characters that no name has.
+
+    Example:
+      >>> check_path("runs/a\\0b")
+      Traceback (most recent call last):
+      grpojax.host.errors.UserError: 'runs/a\\x00b' cannot be a path: embedded null byte
+    """
+    try:
+        os.lstat(text)
+    except ValueError as e:  # UnicodeEncodeError is one
+        why = getattr(e, "reason", e)
+    except OSError as e:
+        if e.errno != errno.ENAMETOOLONG:
+            return  # what is made of it says what is the matter
+        why = e.strerror
+    else:
+        return
+    shown = reprlib.Repr()
+    shown.maxstring = 80
+    raise UserError(f"{shown.repr(text)} cannot be a path: {why}")

@@ -21,7 +21,7 @@ import numpy as np
 from etils import epath
 
 from grpojax.host.console import log
-from grpojax.host.errors import UserError
+from grpojax.host.errors import UserError, check_path
 
 # All machines access buckets in the same way (`grpojax.host.buckets`), whether tensorflow is installed or not.
 os.environ.setdefault("EPATH_USE_TF", "false")
@@ -37,7 +37,8 @@ def path(place: str | os.PathLike[str]) -> epath.Path:
     """A file or folder: a local one (``~`` is the user's home), or one in a bucket (``gs://bucket/folder``).
 
     Raises:
-      UserError: the scheme is another one, or the packages that read buckets are not installed.
+      UserError: the scheme is another one, the packages that read buckets are not installed, or no file can have this
+        path.
 
     Example:
       >>> str(path("runs") / "first")
@@ -60,7 +61,9 @@ def path(place: str | os.PathLike[str]) -> epath.Path:
             raise UserError(f"{text}: a bucket needs {e}: pip install 'grpojax[gcs]'") from None
     elif re.match(r"gs:/", text):
         raise UserError(f"{text}: give gs://bucket/folder, with two slashes")
-    return epath.Path(text if colon else os.path.expanduser(text))
+    if not colon:
+        check_path(text := os.path.expanduser(text))
+    return epath.Path(text)
 
 
 def in_bucket(place: str | os.PathLike[str]) -> bool:

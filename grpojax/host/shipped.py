@@ -7,6 +7,8 @@ import difflib
 import re
 from pathlib import Path
 
+from grpojax.host.errors import check_path
+
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -29,13 +31,14 @@ def names() -> list[str]:
 def find(recipe: str | Path, start: Path = Path()) -> Path:
     """The file for a path from ``start`` or for a name. A path comes first if there is such a file.
 
-    Any other text is returned as a path, and reading it raises the error.
+    Any other text is returned as a path, and reading it raises the error. Raises `UserError` for what cannot be a path.
 
     Example:
       >>> find("quickstart").name, find("mine.yaml").name
       ('quickstart.yaml', 'mine.yaml')
     """
     path = start / recipe
+    check_path(str(path))
     if not path.is_file() and str(recipe) in names():
         return folder() / f"{recipe}.yaml"
     return path

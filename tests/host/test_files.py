@@ -1,6 +1,10 @@
+import json
+
 import pytest
 
-from grpojax.host import files
+from grpojax import data
+from grpojax.data.readers import open_source
+from grpojax.host import files, settings
 from grpojax.host.errors import UserError
 
 
@@ -50,3 +54,21 @@ def test_a_file_appears_whole(tmp_path):
     files.write_json(tmp_path / "a.json", {"a": "ü"})
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "a": "\\u00fc"\n}\n'
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("a\0b", r"'a\x00b' cannot be a path: embedded null byte"),
+    ("\ud800", r"'\ud800' cannot be a path: surrogates not allowed"),
+    ("x" * 5000, f"'{'x' * 37}...{'x' * 38}' cannot be a path: File name too long"),
+])  # fmt: skip
+def test_what_no_file_can_be_named_is_refused_wherever_a_path_is_given(text, shown, tmp_path):
+    """Also as the base of a recipe, and as a source of problems."""
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"base: {json.dumps(text)}")
+    with pytest.raises(UserError, match=" cannot be a path: ") as refused:
+        settings.read(recipe)
+    assert len(str(refused.value)) < 200
+    for use in (files.path, data.locate, lambda x: list(open_source(data.SourceConfig(path=x)))):
+        with pytest.raises(UserError) as refused:
+            use(text)
+        assert str(refused.value).removeprefix("data file ") == shown
