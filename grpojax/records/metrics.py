@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -47,10 +48,11 @@ class Metrics:
     each step's lines are an object of their own (`grpojax.records.lines`), written while the run goes on.
     """
 
-    def __init__(self, directory: epath.Path, resume_at: int, config: TrackingConfig | None = None):
-        self.config = config or TrackingConfig()
+    def __init__(
+        self, directory: epath.Path, resume_at: int, config: TrackingConfig | None = None, wandb: Any | None = None
+    ):
+        self.config, self._wandb = config or TrackingConfig(), wandb
         self._directory, self._uploads = files.path(directory), files.Uploads()
-        self._wandb = _start_wandb(self.config.wandb, self._directory) if self.config.wandb else None
         self._lines = lines.Lines(self._directory, resume_at, self._uploads)
         self._board = Board(self._directory / "tensorboard", resume_at or None, self._uploads)
 
@@ -90,8 +92,6 @@ class Metrics:
         self._lines.close()
         self._board.close()
         self._uploads.close()
-        if self._wandb is not None:
-            self._wandb.finish()
 
 
 def _add_scalars(board: Any, step: int, values: Mapping[str, float]) -> None:
@@ -113,7 +113,9 @@ def _add_texts(
 class NoMetrics:
     """Stands in for `Metrics` in the processes that write no files."""
 
-    def __init__(self, directory: epath.Path, resume_at: int, config: TrackingConfig | None = None):
+    def __init__(
+        self, directory: epath.Path, resume_at: int, config: TrackingConfig | None = None, wandb: Any | None = None
+    ):
         pass
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -132,19 +134,30 @@ class NoMetrics:
         pass
 
 
-def _start_wandb(project: str, directory: epath.Path):
+def start_wandb(project: str, directory: epath.Path) -> Any:
+    """The run of Weights & Biases that goes with a run directory, new or resumed.
+
+    Raises:
+      UserError: wandb is not installed, or refuses the run, such as where nobody is logged in.
+    """
     try:
         import wandb  # pyrefly: ignore
     except ImportError:
         raise UserError(f"tracking.wandb={project!r} needs wandb: pip install wandb") from None
     place = hashlib.sha256(str(files.absolute(directory)).encode()).hexdigest()[:8]
-    return wandb.init(
-        project=project,
-        name=directory.name,
-        dir=tempfile.gettempdir() if files.in_bucket(directory) else str(directory),
-        resume="allow",
-        id=f"{directory.name}-{place}",
-    )
+    try:
+        return wandb.init(
+            project=project,
+            name=directory.name,
+            dir=tempfile.gettempdir() if files.in_bucket(directory) else str(directory),
+            resume="allow",
+            id=re.sub(r"""[/\\#?%:;,'"]|^\s+""", "-", f"{directory.name}-{place}"),  # what an id cannot have
+        )
+    except Exception as e:  # whatever wandb raises
+        raise UserError(
+            f"tracking.wandb={project!r}: wandb cannot start: {' '.join(str(e).split())[:200]}\n"
+            "`wandb login` or WANDB_API_KEY logs in; WANDB_MODE=offline needs neither, and `wandb sync` sends it later"
+        ) from None
 
 
 class Table:

@@ -7,6 +7,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import hf
 from grpojax.programs import batch_shards, kv_cache, packing
+from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.programs.policy import Policy
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
@@ -126,6 +127,23 @@ def passes(config: Config, problems: data.Problems) -> None:
             "prompt is left out; use fewer problems or more steps",
             most,
             len(problems),
+        )
+
+
+def warm_up(optimizer: OptimizerConfig, updates: int | None) -> None:
+    """Warns of a warm-up that a run does not come to the end of. It may be a trial of a longer one, or made longer.
+
+    Args:
+      optimizer: has the warm-up.
+      updates: of the whole run; None if that is not known.
+    """
+    if updates is not None and updates < optimizer.warmup_steps:
+        log.warning(
+            "optimizer.warmup_steps=%d is more than the run's %d updates: the learning rate ends at %.2g %% of %g",
+            optimizer.warmup_steps,
+            updates,
+            100 * updates / optimizer.warmup_steps,
+            optimizer.learning_rate,
         )
 
 

@@ -100,6 +100,7 @@ class FineTune(Task):
         many: Any = self.answers.kept
         self.batches = data.Batches(many, train.batch_size, train.seed, self.answers.weights)
         self.steps = train.updates(count)
+        checks.warm_up(config.optimizer, self.steps)
         fingerprints = dict.fromkeys(("train", "validation", "test")) | {
             name: part.fingerprint for name, part in self.parts.items()
         }

@@ -203,7 +203,8 @@ class Loop:
                 watch.replay(alarms, self.session, lines)
         self._evaluated = max((x["step"] for x in lines if any(n.startswith("eval/") for n in x)), default=-1)
         self._tested = any("test/problems" in x and x["step"] == self.done for x in lines)
-        self.metrics = recorder.Recorder(self.session.directory, self.done, self.session.config.tracking)
+        session = self.session
+        self.metrics = recorder.Recorder(session.directory, self.done, session.config.tracking, session.wandb)
         held.callback(self.metrics.close)
         self.table = metrics.Table(steps, columns=columns)
         self._began = self.done

@@ -35,11 +35,12 @@ class Recorder:
       directory: of the run.
       resume_at: lines of later steps are dropped.
       config: what is kept.
+      wandb: the run of Weights & Biases that gets the metrics too; None for none.
     """
 
-    def __init__(self, directory: epath.Path, resume_at: int, config: metrics.TrackingConfig):
+    def __init__(self, directory: epath.Path, resume_at: int, config: metrics.TrackingConfig, wandb: Any | None = None):
         kind = metrics.Metrics if processes.is_first() else metrics.NoMetrics
-        self._metrics = kind(directory, resume_at, config)
+        self._metrics = kind(directory, resume_at, config, wandb)
         self.wants_samples = self._metrics.wants_samples
         self._missing: dict[str, list[int]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")

@@ -20,9 +20,11 @@ from grpojax.programs import policy_state
 from grpojax.programs.compiling import compiling, keep_compiled
 from grpojax.programs.policy import Policy, model_facts, weights_digest
 from grpojax.programs.state import abstract_state
+from grpojax.records import metrics
 from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.records.directory import RunDirectory, check_base
 from grpojax.records.metrics import TrackingConfig
+from grpojax.run import recorder
 from grpojax.run.control import RunControl, Stopped
 from grpojax.run.profiling import Profile, ProfileConfig
 from grpojax.run.run_state import RunState
@@ -100,6 +102,7 @@ class Session:
       control: whether the run goes on.
       watchdog: times its steps.
       save_s: seconds spent on saves since it was last set to 0.
+      wandb: the run of Weights & Biases that gets its metrics too; None for none.
     """
 
     def __init__(self, config: Recipe, *, take_over: bool = False):
@@ -117,7 +120,7 @@ class Session:
         keep_compiled(config.compile_cache, config.run.dir)
         self.profile = Profile(config.profile, config.run.dir)
         self.watchdog = watchdog.Watchdog(functools.partial(_hang, config.train.hang_policy), compiling)
-        self.save_s = 0.0
+        self.save_s, self.wandb = 0.0, None
         self._problem: str | None = None
         self._together = jax.process_count() == 1  # whether all processes are known to be at the same point
 
@@ -133,7 +136,15 @@ class Session:
             if given["model"]["adapter"] is not None:
                 name = given["model"]["path"]
                 check_base(self.directory, facts["weights"][name], name, keep=not self.record.has_steps)
+            if project := self.config.tracking.wandb:
+                self.wandb = metrics.start_wandb(project, self.directory)
+                held.callback(self._finish_wandb, self.wandb)
         agreement.prove_shared(self.directory)
+
+    @staticmethod
+    def _finish_wandb(run: Any) -> None:
+        with recorder.optional("Weights & Biases"):
+            run.finish()
 
     def settle(self, finished: bool) -> None:
         """Logs and stores the changed settings of a resumed run. Call it once nothing can be refused any more."""

@@ -179,7 +179,9 @@ class Trainer(Task):
         """The run's state, new or restored."""
         config, shape, longest = self.config, self.policy.shape, _longest_prompt(self.config, self.problems)
         specs = [part.spec() for part in self.parts]
-        programs = make_programs(learning_of(config, shape, specs))
+        learning = learning_of(config, shape, specs)
+        checks.warm_up(config.optimizer, learning.updates)
+        programs = make_programs(learning)
         # Not earlier: from here on nothing is refused, and a process that ends would wait for a compilation.
         compiles = CompileAhead(_called_first(config, shape, programs, longest))
         held.callback(compiles.close)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import struct
 import sys
 import types
@@ -87,14 +88,16 @@ def test_wandb_gets_the_same(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", module)
     for folder in ("a/run", "b/run", "a/run"):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        metrics = tracking.Metrics(tmp_path / folder, 0, tracking.TrackingConfig(wandb="mine"))
+        metrics = tracking.Metrics(tmp_path / folder, 0, wandb=tracking.start_wandb("mine", tmp_path / folder))
         metrics.write(1, {"reward": 1.0, "kl": NAN})
         metrics.close()
-    assert told == [(1, {"reward": 1.0}), "end"] * 3
+    assert told == [(1, {"reward": 1.0})] * 3
     assert {r["project"] for r in runs} == {"mine"} and runs[0]["id"] == runs[2]["id"] != runs[1]["id"]
+    tracking.start_wandb("mine", tmp_path / " a:b#c?d%e\\f;g,h'i")
+    assert runs[-1]["name"] == " a:b#c?d%e\\f;g,h'i" and re.fullmatch("-a-b-c-d-e-f-g-h-i-[0-9a-f]{8}", runs[-1]["id"])
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match="pip install wandb"):
-        tracking.Metrics(tmp_path, 0, tracking.TrackingConfig(wandb="mine"))
+        tracking.start_wandb("mine", tmp_path)
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import sys
+import types
 
 import fake_programs
 import jax
@@ -106,6 +108,24 @@ def test_a_disk_full_to_the_end_is_said_and_the_run_goes_on_from_the_last_save(r
     assert again.done == 3 and again.run()
     assert (tmp_path / "run" / "done").exists()
     assert numbers(tmp_path / "run") == unbroken
+
+
+def test_a_w_and_b_that_cannot_start_is_said_before_anything_is_compiled(recipe, tmp_path, monkeypatch):
+    """One that starts is ended with the run."""
+
+    def refuse(**given):
+        raise RuntimeError("No API key configured. Use `wandb login` to log in.")
+
+    wandb = types.SimpleNamespace(init=refuse)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with monkeypatch.context() as inside:
+        inside.setattr("grpojax.run.trainer.Trainer._open", lambda *args: pytest.fail("it goes on"))
+        with pytest.raises(UserError, match="tracking.wandb='mine': .* No API key configured.*\n`wandb login` or"):
+            Trainer(load(recipe, tmp_path / "run", "tracking.wandb=mine"))
+    ended = []
+    wandb.init = lambda **given: types.SimpleNamespace(log=lambda *args, **steps: None, finish=lambda: ended.append(1))
+    trainer = Trainer(load(recipe, tmp_path / "run", "tracking.wandb=mine", "train.steps=1"))
+    assert not ended and trainer.run() and ended == [1]
 
 
 class Late(Full):

@@ -10,6 +10,7 @@ from runs import Trainer, numbers
 from grpojax import data
 from grpojax.data import Pass
 from grpojax.host.errors import UserError
+from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.samples import read_samples
 from grpojax.run import checks
 from grpojax.run import recipe as config
@@ -109,6 +110,16 @@ def test_a_run_within_its_first_pass_leaves_nothing_out_and_says_so(
     )
     checks.passes(loaded, problems)
     assert ("draws at most 140 prompts and the data has 140 problems" in caplog.text) == told
+
+
+@pytest.mark.parametrize(("updates", "told"), [(3, True), (999, True), (1000, False), (None, False)])
+def test_a_warm_up_longer_than_the_run_is_said(caplog, updates, told):
+    checks.warm_up(OptimizerConfig(warmup_steps=1000, learning_rate=1e-5), updates)
+    assert bool(caplog.messages) == told
+    if updates == 3:
+        assert caplog.messages == [
+            "optimizer.warmup_steps=1000 is more than the run's 3 updates: the learning rate ends at 0.3 % of 1e-05"
+        ]
 
 
 def test_where_all_are_solved_all_are_drawn_again(recipe, graded, tmp_path, caplog):
