@@ -68,15 +68,24 @@ def variables_of(template: str) -> frozenset[str]:
 
 def writes_day(tokenizer: Any) -> bool:
     """Whether the tokenizer's chat template writes the day on which it is used."""
-    text = _text(tokenizer)
+    text = template_of(tokenizer)
     return text is not None and "strftime_now" in text and "strftime_now" in variables_of(text)
 
 
-def _text(tokenizer: Any) -> str | None:
-    """The chat template; None where there is none."""
-    if isinstance(tokenizer.chat_template, Mapping):  # several by name
-        return tokenizer.get_chat_template()
-    return tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
+def template_of(tokenizer: Any) -> str | None:
+    """The chat template; None where there is none.
+
+    Raises:
+      UserError: there are several by name, and none of them is the default.
+    """
+    if isinstance(named := tokenizer.chat_template, Mapping):
+        if "default" not in named:
+            raise UserError(
+                f"the tokenizer has several chat templates, and none is named default: {', '.join(sorted(named))}\n"
+                "name one of them default in the model's folder, or set data.template=plain"
+            )
+        return named["default"]
+    return named if isinstance(named, str) else None
 
 
 class ChatTemplate:
@@ -89,7 +98,7 @@ class ChatTemplate:
       tools: JSON schemas of tools, for a template that shows them.
 
     Raises:
-      UserError: the template does not read an option, or writes no day and gets one.
+      UserError: the template does not read an option, or writes no day and gets one, or it is none of several.
 
     Attributes:
       tail: what a prompt ends with beyond the header of the assistant's message: the beginning of the answer, such as
@@ -109,7 +118,7 @@ class ChatTemplate:
     ):
         self._tokenizer = tokenizer
         self._more: dict[str, Any] = dict(options)
-        text = _text(tokenizer)
+        text = template_of(tokenizer)
         reads = frozenset[str]() if text is None else variables_of(text)
         own = reads - _GIVEN - set(getattr(tokenizer, "special_tokens_map", {}))
         if unread := sorted(set(options) - own):

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from grpojax import data
+from grpojax.data.chat_template import template_of
 from grpojax.environments.config import EnvironmentConfig
 from grpojax.environments.episodes import Environments, Episode, Reply
 from grpojax.evaluation import EvalConfig
@@ -54,8 +55,7 @@ def environments_of(config: EnvironmentConfig, tokenizer: Any) -> Environments:
     """The environments of a run."""
     from grpojax.environments.instances import Workers
 
-    template = tokenizer.get_chat_template() if tokenizer.chat_template else None
-    workers: Any = Workers(config, template)
+    workers: Any = Workers(config, template_of(tokenizer))
     return workers
 
 

@@ -20,7 +20,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from grpojax.data.chat_template import ChatTemplate, special_texts
+from grpojax.data.chat_template import ChatTemplate, special_texts, template_of
 from grpojax.environments import calls as tool_calls
 from grpojax.environments.arguments import check
 from grpojax.host.console import log
@@ -269,7 +269,7 @@ class Api:
     def _form(self) -> str:
         """The form in which the model writes tool calls."""
         try:
-            return tool_calls.format_of(self.engine.tokenizer.get_chat_template())
+            return tool_calls.format_of(template_of(self.engine.tokenizer))
         except UserError:
             raise Refused(
                 f"the chat template of {self.name} shows no form of tool calls that is known", "tools"

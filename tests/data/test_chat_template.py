@@ -3,6 +3,7 @@
 import datetime
 import json
 import random
+import shutil
 
 import pytest
 from chat_templates import MARKS, TEMPLATES, tokenizer_of
@@ -12,6 +13,7 @@ from grpojax.data import AnsweredConfig, DataConfig, Tokenize
 from grpojax.data.chat_template import variables_of, without_opening
 from grpojax.host import agreement, settings
 from grpojax.host.errors import UserError
+from grpojax.models import hf
 
 
 def tokenize_with(template, /, *, tags=(), add_bos=False, **options):
@@ -41,6 +43,33 @@ def test_an_option_changes_the_prompt():
     assert off.text("1+1?") == without.text("1+1?") + "<think>\n\n</think>\n\n"
     assert off("1+1?")[: len(without("1+1?"))] == without("1+1?")
     assert tokenize_with("drops", template_options={"thinking": True})("1+1?") == without("1+1?")
+
+
+@pytest.mark.parametrize("written", ["list", "files"])
+def test_of_several_named_templates_the_default_or_the_only_one_is_used(tmp_path, written):
+    """Both ways in which transformers has written them."""
+
+    def tokenizer_with(**templates):
+        folder = tmp_path / "_".join(templates)
+        shutil.copytree(data.locate("builtin:tiny"), folder)
+        (folder / "chat_template.jinja").unlink()
+        if written == "list":
+            config = json.loads((folder / "tokenizer_config.json").read_text())
+            config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+            (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        else:
+            (folder / "additional_chat_templates").mkdir()
+            for name, text in templates.items():
+                (folder / f"additional_chat_templates/{name}.jinja").write_text(text)
+        return hf.load_tokenizer(folder)
+
+    for templates in ({"math": "<{{ messages[0].content }}>"}, {"rag": "", "default": "<{{ messages[0].content }}>"}):
+        assert Tokenize(tokenizer_with(**templates), DataConfig(train="-")).text("Q") == "<Q>"
+    several = tokenizer_with(rag="a", math="b")
+    assert Tokenize(several, DataConfig(train="-", template="plain")).text("Q") == "Q"
+    for use in (data.writes_day, lambda given: Tokenize(given, DataConfig(train="-"))):
+        with pytest.raises(UserError, match="none is named default: math, rag\n.* or set data.template=plain"):
+            use(several)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     check_tokenizer_files(named, path)
     if not file.exists():
         try:
-            return transformers.AutoTokenizer.from_pretrained(path)
+            return _with_template(transformers.AutoTokenizer.from_pretrained(path))
         except Exception as e:  # whatever the tokenizers of transformers raise
             raise UserError(f"{named}: the tokenizer cannot be read: {' '.join(str(e).split())[:200]}") from None
     import tokenizers
@@ -70,6 +70,13 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
         each.no_padding()
     if tokenizer.encode(_PROBE, add_special_tokens=False) != saved.encode(_PROBE, add_special_tokens=False).ids:
         raise UserError(f"{named}: tokenizer_config.json makes transformers split text unlike tokenizer.json by itself")
+    return _with_template(tokenizer)
+
+
+def _with_template(tokenizer: Any) -> Any:
+    """The tokenizer, whose chat template is the only one that it has by name, if there is one."""
+    if isinstance(named := tokenizer.chat_template, dict) and len(named) == 1:
+        (tokenizer.chat_template,) = named.values()
     return tokenizer
 
 
