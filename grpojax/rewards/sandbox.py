@@ -97,8 +97,11 @@ def _limit_memory(megabytes: int) -> None:
 @functools.cache
 def imported(path: str) -> Callable[..., Any]:
     """The function behind ``package.module:function``."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    name, _, function = path.partition(":")
+    module = importlib.import_module(name)
+    if not hasattr(module, function):  # the file shows it if an installed module has the name of the user's own
+        raise AttributeError(f"{getattr(module, '__file__', None) or name} has no {function!r}")
+    return getattr(module, function)
 
 
 @functools.cache

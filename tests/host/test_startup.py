@@ -11,6 +11,8 @@ import pytest
 
 from grpojax.host import startup
 from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.rewards import RewardConfig, Rewards
 
 
 def test_reward_functions_in_this_folder_can_be_imported(tmp_path, monkeypatch):
@@ -19,6 +21,15 @@ def test_reward_functions_in_this_folder_can_be_imported(tmp_path, monkeypatch):
     startup.prepare()
     startup.prepare()
     assert sys.path[-1] == str(tmp_path) and sys.path.count(str(tmp_path)) == 1
+
+
+def test_an_installed_module_comes_before_a_file_of_its_name_and_the_error_names_its_file(tmp_path, monkeypatch):
+    (tmp_path / "packaging.py").write_text("def mine(prompts, completions, tokens): return [1.0]")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    startup.prepare()
+    with pytest.raises(UserError, match="cannot be imported: AttributeError: .*packaging/__init__.py has no 'mine'"):
+        Rewards([RewardConfig(name="packaging:mine")])
 
 
 def test_what_is_set_in_the_environment_stays(monkeypatch):
