@@ -122,6 +122,11 @@ class Checkpoints:
 
         self._or_recover(save)
 
+    def reload(self) -> None:
+        """Looks again at what is there, after the directory was removed or moved away."""
+        files.make_folder(self.directory)
+        self._manager.reload()
+
     def wait(self) -> None:
         """Waits until the save in flight is on disk; raises `SaveError` on all processes if it fails on one."""
         self._or_recover(lambda: self._manager.wait_until_finished())

@@ -49,6 +49,7 @@ class RunDirectory:
     ):
         self.path = files.path(path)
         self._resolved, self._may_differ, self._read = dict(resolved), may_differ, read
+        self._own: dict[str, bytes] = {}
 
     @property
     def started(self) -> bool:
@@ -176,8 +177,21 @@ class RunDirectory:
         if not file.exists():
             files.write_json(file, dict(fingerprints))
 
+    @property
+    def gone(self) -> bool:
+        """Whether it was removed or moved away after `goes_on`; not known of one in a bucket."""
+        return bool(self._own) and not files.in_bucket(self.path) and not self.started
+
+    def make_again(self) -> None:
+        """Writes again what a later start reads besides the checkpoints, after it was removed or moved away."""
+        files.make_folder(self.path)
+        for name, content in self._own.items():
+            files.write(self.path / name, content)
+
     def goes_on(self, *, finished: bool) -> None:
         """Removes the files that say how the run ended, except ``done`` if the run is still ``finished``."""
+        names = ("config.json", "data.json", "base.json")
+        self._own = {name: files.read(self.path / name) for name in names if (self.path / name).exists()}
         for name in ("stopped", "failed") if finished else ("stopped", "failed", "done"):
             (self.path / name).unlink(missing_ok=True)
 

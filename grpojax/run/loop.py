@@ -236,7 +236,7 @@ class Loop:
         try:
             self.finish()
         finally:
-            if self.done != self._saved:
+            if self.session.make_again() or self.done != self._saved:
                 self._save()
         return self.done
 
@@ -260,6 +260,7 @@ class Loop:
             if evaluates or saves:
                 self.finish()
             session.watchdog.end()
+            session.look()
             if saves:  # saved first, as an evaluation takes long and may fail
                 self._save(evaluation_follows=evaluates)
             if evaluates:

@@ -122,6 +122,7 @@ class Session:
         self.watchdog = watchdog.Watchdog(functools.partial(_hang, config.train.hang_policy), compiling)
         self.save_s, self.wandb = 0.0, None
         self._problem: str | None = None
+        self._gone = False  # whether the directory was removed or moved away
         self._together = jax.process_count() == 1  # whether all processes are known to be at the same point
 
     def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
@@ -171,6 +172,25 @@ class Session:
         state = RunState.of(record)
         log.info("resumed %s at step %d", self.directory, state.step)
         return weights, state
+
+    def look(self) -> None:
+        """Asks for a stop if the directory was removed or moved away: what the run writes is lost from there on."""
+        if processes.is_first() and self.record.gone:
+            self.control.ask(f"{self.directory} is gone")
+
+    def make_again(self) -> bool:
+        """Whether the directory is gone; it then has nothing but the recipe again. All processes call it."""
+        gone = processes.any_of(processes.is_first() and self.record.gone)
+        if gone:
+            self._gone = True
+            self.wait()  # for a save under way, which may fail
+            try:
+                if processes.is_first():
+                    self.record.make_again()
+                self.checkpoints.reload()
+            except OSError as e:
+                log.warning("%s cannot be made again: %s", self.directory, e)
+        return gone
 
     # ---------------------------------------------------------------------------------------------- saves
 
@@ -233,7 +253,7 @@ class Session:
 
         Raises:
           UserError: raised by the loop.
-          PassingError: the last save failed.
+          PassingError: the last save failed, or the directory was removed or moved away.
         """
         outcome = Outcome()
         with preemption.notices(self.control.ask), self.watchdog:
@@ -258,6 +278,11 @@ class Session:
             raise PassingError(
                 f"the last save failed: {self._problem}\n"
                 f"see to it and run the same command: it goes on from step {self.checkpoints.latest() or 0}"
+            )
+        if self._gone:
+            raise PassingError(
+                f"{self.directory} was removed or moved away during the run, with its metrics and samples\n"
+                f"the state of step {step} is saved there again, and the same command goes on from it"
             )
         if processes.is_first() and outcome.finished:
             self.record.finished(step)

@@ -277,6 +277,31 @@ def test_a_trainer_that_cannot_start_lets_go_of_the_directory(recipe, tmp_path, 
     Trainer(load(recipe, tmp_path / "run")).close()
 
 
+@pytest.mark.parametrize("every", [1, 0])
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_directory_that_is_moved_away_during_the_run_ends_it_with_its_state_saved(
+    recipe, tmp_path, at, every, unbroken
+):
+    """A checkpoint that went with it is saved again, and the same command goes on."""
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    trainer = Trainer(load(recipe, run, f"train.checkpoint_every={every}"))
+    done = []
+
+    def move(problems, rollout):
+        done.append(trainer.done + 1)
+        if len(done) == at:
+            trainer.session.checkpoints.wait()
+            run.rename(moved)
+
+    trainer.on_step = move
+    with pytest.raises(UserError, match="was removed or moved away during the run.*\nthe state of step") as raised:
+        trainer.run()
+    assert raised.value.status == 1 and not (run / "done").exists() and len(done) == at
+    again = Trainer(load(recipe, run, f"train.checkpoint_every={every}"))
+    assert again.done == at and again.run() and (run / "done").exists()
+    assert numbers(moved)[:at] + numbers(run) == unbroken
+
+
 def test_a_checkpoint_directory_removed_under_the_run(recipe, tmp_path, unbroken):
     trainer = Trainer(load(recipe, tmp_path / "run"))
 
