@@ -8,9 +8,11 @@ If there are several processes, each saves its part, and a save that fails on on
 (`grpojax.records.meeting`). `grpojax.records.keeping` decides which checkpoints stay.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -25,14 +27,31 @@ from grpojax.records import meeting
 from grpojax.records.keeping import Keeping
 from grpojax.types import TrainState
 
-logging.getLogger("absl").setLevel(logging.ERROR)
-
 T = TypeVar("T")
 
 # The format of a checkpoint. Format 1 had one network without a role, and format 2 had other names in its record. The
 # weights of both can still be read.
 FORMAT = 4
 _OLD_PARAMS = "params"
+
+
+def _quieten() -> None:
+    """Leaves it to `SaveError` to say why a save failed. Orbax logs the traceback of each of its threads, asyncio those
+    of orbax's other tasks, and tensorstore prints one for each write that ends after orbax's event loop."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+    before = sys.unraisablehook
+
+    def hook(args: Any) -> None:
+        # From an event loop's method at the outermost: what called it is no Python.
+        trace = args.exc_traceback
+        if trace is None or trace.tb_frame.f_code is not asyncio.BaseEventLoop.call_soon_threadsafe.__code__:
+            before(args)
+
+    sys.unraisablehook = hook
+
+
+_quieten()
 
 
 class _OtherFormat(UserError):

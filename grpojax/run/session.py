@@ -227,7 +227,8 @@ class Session:
             self._note(e)
 
     def _note(self, error: SaveError) -> None:
-        self._problem = " ".join(str(error).split())[:300]
+        said = " ".join(str(error).split())
+        self._problem = said if len(said) <= 300 else f"{said[:150]} ... {said[-150:]}"  # the reason comes last
         log.warning("a save failed; the checkpoints before it are untouched: %s", self._problem)
 
     def _close(self) -> None:

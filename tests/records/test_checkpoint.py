@@ -1,6 +1,8 @@
 """What is on disk, and that what an older version wrote is known for what it is."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -102,3 +104,31 @@ def test_another_format_is_refused_by_its_number(tmp_path):
     manager.close()
     with pytest.raises(UserError, match=f"format {FORMAT + 1}.*resumes format {FORMAT}"):
         Checkpoints(tmp_path).restore_newest(state)
+
+
+FAILS = """
+import resource, sys
+import numpy as np
+from grpojax.records.checkpoint import Checkpoints, SaveError
+checkpoints = Checkpoints(sys.argv[1] + "/checkpoints")
+many = {str(n): np.random.default_rng(n).normal(size=(64, 256)) for n in range(8)}
+checkpoints.save(1, {"policy": many}, {})
+checkpoints.wait()
+resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+for step in (2, 3):
+    try:
+        checkpoints.save(step, {"policy": many}, {})
+        checkpoints.wait()
+    except SaveError as e:
+        print(e)
+print(checkpoints.steps())
+checkpoints.close()
+"""
+
+
+def test_a_save_that_fails_raises_and_prints_nothing(tmp_path):
+    """Orbax, asyncio and tensorstore each have a traceback for it."""
+    done = subprocess.run([sys.executable, "-c", FAILS, str(tmp_path)], capture_output=True, text=True)
+    *failed, steps = done.stdout.splitlines()
+    assert (done.stderr, done.returncode, steps) == ("", 0, "[1]")
+    assert len(failed) == 2 and all("File too large" in line for line in failed)
