@@ -18,7 +18,7 @@ from grpojax.host import files
 from grpojax.host.console import log
 from grpojax.host.errors import UserError, require
 from grpojax.records import lines
-from grpojax.records.board import Board
+from grpojax.records.board import Board, Events
 from grpojax.records.samples import ranked_samples, samples_path
 
 
@@ -94,13 +94,13 @@ class Metrics:
         self._uploads.close()
 
 
-def _add_scalars(board: Any, step: int, values: Mapping[str, float]) -> None:
+def _add_scalars(board: Events, step: int, values: Mapping[str, float]) -> None:
     for name, value in values.items():
         board.add_scalar(name, value, step)
 
 
 def _add_texts(
-    board: Any, step: int, ranked: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]
+    board: Events, step: int, ranked: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]
 ) -> None:
     """The best and the worst sample, and histograms."""
     for name, row in (("best", ranked[0]), ("worst", ranked[-1])):

@@ -1,10 +1,13 @@
 """What a run writes, and what it shows."""
 
 import contextlib
+import itertools
 import json
 import re
 import struct
 import sys
+import threading
+import time
 import types
 
 import jax.numpy as jnp
@@ -21,19 +24,24 @@ NAN = float("nan")
 ROW = {"prompt": "1+1=", "completion": "2", "reward": 1.0, "length": 3}
 
 
-def events(folder):
-    """The tensorboard events of a run, by tag."""
+def all_events(folder):
+    """The tensorboard events of a run."""
     from tensorboardX.proto.event_pb2 import Event
 
-    found = {}
     for path in folder.glob("tensorboard/events*"):
         content, at = path.read_bytes(), 0
         while at < len(content):
             (size,) = struct.unpack("<Q", content[at : at + 8])
-            event = Event.FromString(content[at + 12 : at + 12 + size])
+            yield Event.FromString(content[at + 12 : at + 12 + size])
             at += 16 + size
-            for value in event.summary.value:
-                found.setdefault(value.tag, []).append((event.step, value))
+
+
+def events(folder):
+    """The values in them, by tag."""
+    found = {}
+    for event in all_events(folder):
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append((event.step, value))
     return found
 
 
@@ -54,6 +62,38 @@ def test_scalars_histograms_and_texts(tmp_path):
     assert step == 2 and (histogram.num, histogram.min, histogram.max) == (2, 0.0, 1.0)
     texts = {tag: v[0][1].tensor.string_val[0].decode() for tag, v in found.items() if "samples/" in tag}
     assert len(texts) == 2 and any("\n\n2\n\nreward 1" in t for t in texts.values())
+
+
+def test_a_clock_that_jumps_loses_no_event_and_never_hangs(tmp_path, monkeypatch):
+    jumps = itertools.cycle([0.0, -400 * 86400.0, 3650 * 86400.0, -5.0])
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + next(jumps))
+
+    def write():
+        metrics = tracking.Metrics(tmp_path, 0)
+        for step in range(40):
+            metrics.write(step, {"reward": 0.5})
+        metrics.close()
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [step for step, _ in events(tmp_path)["reward"]] == [*range(40)]
+
+
+def test_a_resumed_run_purges_the_events_after_its_step(tmp_path):
+    from tensorboardX.proto.event_pb2 import SessionLog
+
+    for resume_at in (0, 3):
+        folder = tmp_path / str(resume_at)
+        folder.mkdir()
+        metrics = tracking.Metrics(folder, resume_at)
+        metrics.write(resume_at + 1, {"reward": 0.5})
+        metrics.close()
+    assert [e.session_log.status for e in all_events(tmp_path / "0")] == [0, 0]
+    (purges,) = [e for e in all_events(tmp_path / "3") if e.session_log.status == SessionLog.START]
+    assert purges.step == 3
 
 
 def test_what_is_not_finite_is_null(tmp_path):
