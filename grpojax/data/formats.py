@@ -318,17 +318,23 @@ def _parquet(content: bytes) -> Iterator[tuple[int, Row]]:
                 raise UserError(f": it has two columns {twice!r}; rename one, or take it out")
             number = 0
             for batch in file.iter_batches():
-                for row in batch.to_pylist():
+                for row in arrow_rows(batch):
                     number += 1
-                    yield number, {name: _shortest(x, batch.schema.field(name).type) for name, x in row.items()}
+                    yield number, row
     except UserError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as e:
         raise UserError(f": not a Parquet file that can be read: {' '.join(str(e).split())[:120]}") from None
 
 
+def arrow_rows(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a batch or a table of Arrow."""
+    for row in batch.to_pylist():
+        yield {name: _shortest(x, batch.schema.field(name).type) for name, x in row.items()}
+
+
 def _shortest(value: Any, kind: Any) -> Any:
-    """A value of Parquet whose floats of 16 or 32 bits are what was written: 0.1, and not 0.10000000149011612."""
+    """A value of Arrow whose floats of 16 or 32 bits are what was written: 0.1, and not 0.10000000149011612."""
     from pyarrow import types
 
     if value is None or not kind.num_fields and not types.is_floating(kind):

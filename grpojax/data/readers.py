@@ -3,6 +3,7 @@
 import dataclasses
 import glob
 import importlib
+import itertools
 import logging
 import re
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 from etils import epath
 
-from grpojax.data.formats import READERS, Row, decompress
+from grpojax.data.formats import READERS, Row, arrow_rows, decompress
 from grpojax.host import files
 from grpojax.host.errors import UserError, require
 
@@ -201,8 +202,14 @@ def _hub_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:
         loaded: Any = datasets.load_dataset(name, source.subset, split=source.split)
     except Exception as e:  # network, names, formats: datasets and the hub client have dozens
         raise UserError(f"{source.path}: cannot be loaded: {' '.join(str(e).split())[:300]}") from None
-    for number, row in enumerate(loaded, 1):
-        yield f"{source.path} row {number}", dict(row)
+    yield from _arrow_rows(source.path, loaded)
+
+
+def _arrow_rows(name: str, loaded: Any) -> Iterator[tuple[str, Row]]:
+    """The rows of a `datasets.Dataset`."""
+    tables = loaded.with_format("arrow").iter(1000)
+    for number, row in enumerate(itertools.chain.from_iterable(map(arrow_rows, tables)), 1):
+        yield f"{name} row {number}", row
 
 
 _SAVED = "state.json"  # that a folder of `datasets.Dataset.save_to_disk` has
@@ -223,8 +230,7 @@ def _saved_rows(path: str) -> Iterator[tuple[str, Row]]:
     except Exception as e:  # as in `_hub_rows`
         why = " ".join(str(e).split())[:300]
         raise UserError(f"{path} has a {_SAVED}, and is no whole folder of save_to_disk: {why}") from None
-    for number, row in enumerate(loaded, 1):
-        yield f"{path} row {number}", dict(row)
+    yield from _arrow_rows(path, loaded)
 
 
 def _generated_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:

@@ -82,8 +82,9 @@ def test_hub_datasets(write, tmp_path):
 
 def test_folders_that_datasets_saved_are_read(tmp_path):
     datasets = pytest.importorskip("datasets")
-    rows = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
-    datasets.DatasetDict(train=datasets.Dataset.from_list(rows)).save_to_disk(tmp_path / "saved")
+    rows = [{"question": "a", "answer": 0.1}, {"question": "b", "answer": 2.5}]
+    columns = datasets.Features(question=datasets.Value("string"), answer=datasets.Value("float32"))
+    datasets.DatasetDict(train=datasets.Dataset.from_list(rows, columns)).save_to_disk(tmp_path / "saved")
     assert read_rows(str(tmp_path / "saved/train")) == rows
     said = refusal(str(tmp_path / "saved"))
     assert f"is a datasets.DatasetDict; give one of its splits: {tmp_path}/saved/train" in said
