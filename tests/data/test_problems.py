@@ -145,7 +145,7 @@ def test_chats_that_are_refused(tmp_path, chat, said):
     ("data.max_prompt_tokens=0", "max_prompt_tokens=0: must be at least 1"),
     ("data.max_prompt_tokens=few", "data.max_prompt_tokens='few'"),
     ("data.exampels=[]", "data.exampels (from the command line): unknown key; did you mean 'examples'?"),
-    ("data.prompt=qestion", "arithmetic/test.jsonl:129: has no column 'qestion' for data.prompt"),
+    ("data.prompt=qestion", "reasoning:stories row 1: has no column 'qestion' for data.prompt"),
     ("data.system=3", "data.system=3"),
     ("data.template=chta", "did you mean 'chat'?"),
 ])  # fmt: skip

@@ -347,7 +347,7 @@ def test_a_reward_that_hangs_costs_its_sample_in_an_evaluation(recipe, trained, 
         "mesh.data=1",
     ]
     assert run(trained, *options) == 0
-    assert "mine: timeout" in (out := capsys.readouterr().out) and "rewards.timeout_s=1" in out
+    assert "mine took too long" in (out := capsys.readouterr().out) and "rewards.timeout_s=1" in out
     done = read(tmp_path / "out")
     assert [a.samples[0].reward for a in done] == [1.0, 1.0, 1.0, None, 1.0]
     metrics = json.loads((tmp_path / "out" / "summary.json").read_text())["metrics"]
