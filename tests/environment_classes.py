@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -67,7 +68,7 @@ class Misbehaves(Counter):
     """Does whatever it is told to."""
 
     def do(self, what: Literal["sleep", "exit", "crash", "segfault", "print", "long", "bytes", "none", "raise",
-                               "object", "memory", "fork"]) -> object:  # fmt: skip
+                               "object", "memory", "fork", "leave", "spoil", "end_server"]) -> object:  # fmt: skip
         """Does something.
 
         Args:
@@ -96,6 +97,12 @@ class Misbehaves(Counter):
             return len(bytearray(2**40))
         elif what == "fork":
             return os.fork()
+        elif what == "leave":
+            os._exit(0)
+        elif what == "spoil":
+            os.lseek = None
+        elif what == "end_server":
+            os.kill(os.getppid(), signal.SIGKILL)
         return None
 
 

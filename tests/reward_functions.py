@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
+
+STAYS = "98765.3"  # seconds of the program that `clings` leaves behind
 
 
 def tokens(prompts, completions, tokens, **columns):
@@ -47,6 +50,16 @@ def hangs(prompts, completions, tokens, *, k, **columns):
 def sleeps_in_c(prompts, completions, tokens, *, k, **columns):
     if 3 in k:
         (10**7) ** (10**7)  # signals are not looked at
+    return [1.0] * len(k)
+
+
+def clings(prompts, completions, tokens, *, k, **columns):
+    """Ignores every signal, and leaves a program behind that has its own session."""
+    if 3 in k:
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_IGN)
+        subprocess.Popen(["sleep", STAYS], start_new_session=True)
+        time.sleep(100)
     return [1.0] * len(k)
 
 

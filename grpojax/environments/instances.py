@@ -34,6 +34,7 @@ log = logging.getLogger("grpojax")
 
 IMPORT_TIMEOUT_S = 300.0
 MOST_CALLS = 8  # of a turn; each may take environment.seconds
+MOST_LOSSES = 3  # of its worker, after which an episode is invalid: it may be what ends the worker
 # What makes schemas, which takes a second to import: all processes get it from the one that they come from.
 SCHEMAS = "transformers.utils.chat_template_utils"
 
@@ -60,6 +61,7 @@ class _Instance:
       asked: those of them that go to the worker.
       invalid: why it does not count; None if it does.
       played: whether calls have reached the worker.
+      losses: how often its worker was lost while that worked for this episode.
     """
 
     choice: str | None
@@ -69,6 +71,7 @@ class _Instance:
     asked: tuple[Asked, ...] = ()
     invalid: str | None = None
     played: bool = False
+    losses: int = 0
 
     @property
     def starts_over(self) -> bool:
@@ -82,7 +85,7 @@ class _Job:
 
     Attributes:
       kind: what it does.
-      attempt: counts up where it was lost without a fault of its own.
+      spared: whether its worker was lost while that worked for another episode.
       then: what follows once an instance is there again.
       over: whether it is done; then ``value`` is what ``reset`` or ``get_reward`` returned, or the snapshot, and
         ``detail`` says why the episode became invalid.
@@ -91,7 +94,7 @@ class _Job:
     episode: Episode
     instance: _Instance
     kind: Literal["open", "play", "reward", "snapshot", "revive"]
-    attempt: int = 1
+    spared: bool = False
     then: "_Job | None" = None
     over: bool = False
     value: Any = None
@@ -403,8 +406,7 @@ class Workers:
     def _take(self, job: _Job, future: Future) -> None:
         """Takes in what a job came to."""
         reason, value, played = pool.failure(future), None, Played()
-        if reason == "broken" and job.attempt == 1:  # not its own fault
-            job.attempt = 2
+        if reason == "broken" and self._may_go_on(job):
             self._submit(job)
             return
         if reason is not None:
@@ -432,6 +434,17 @@ class Workers:
                 return
         job.over, job.value, job.detail = True, value, played.detail
         self._note(job, played)
+
+    def _may_go_on(self, job: _Job) -> bool:
+        """Whether a job whose worker was lost is done again. The worker was at the first of its jobs then."""
+        instance = job.instance
+        if job.spared:
+            job.spared = False
+            return True
+        for other in self._jobs.values():
+            other.spared |= other.instance.home == instance.home
+        instance.losses += 1
+        return instance.losses < MOST_LOSSES
 
     def _begin_again(self, job: _Job) -> None:
         """Takes note that an episode stands after its ``reset`` again, where a job found its instance gone."""
@@ -472,7 +485,7 @@ class Workers:
             "timeout": f"it took over environment.seconds={self.config.seconds:g} for a call",
             "memory": f"it took over environment.memory={self.config.memory}",
             "crash": "its worker died",
-        }.get(reason, "its worker was lost twice")
+        }.get(reason, f"its worker was lost {MOST_LOSSES} times during its calls")
 
 
 def _calls(job: _Job) -> int:

@@ -183,6 +183,7 @@ def prepare(all_made: Sequence[Made], most_bytes: int) -> None:
     _printed()
 
 
+@sandbox.job
 def open_(episode: Episode, history: History, most_bytes: int) -> tuple[Any, Played]:
     """Makes an instance and resets it; gives what ``reset`` returned."""
     observed, played = None, Played()
@@ -208,6 +209,7 @@ def _with_printed(played: Played, most_bytes: int) -> Played:
     return played if played.invalid is not None else played._replace(detail=text)
 
 
+@sandbox.job
 def revive(episode: Episode, history: History, most_bytes: int) -> Played:
     """Makes an episode's instance anew, in a process that does not have it.
 
@@ -228,6 +230,7 @@ def revive(episode: Episode, history: History, most_bytes: int) -> Played:
     return Played()
 
 
+@sandbox.job
 def play(episode: Episode, made: Made, asked: Sequence[Asked], most_bytes: int) -> Played | None:
     """Calls tools of an episode's instance; None where this process does not have it.
 
@@ -247,6 +250,7 @@ def play(episode: Episode, made: Made, asked: Sequence[Asked], most_bytes: int) 
     return played
 
 
+@sandbox.job
 def reward(episode: Episode, most_bytes: int) -> tuple[float | None, Played] | None:
     """``get_reward()`` of an episode; None where this process does not have its instance."""
     instance = _instances.get(episode)
@@ -264,6 +268,7 @@ def reward(episode: Episode, most_bytes: int) -> tuple[float | None, Played] | N
     return value, _with_printed(played, most_bytes)
 
 
+@sandbox.job
 def snapshot(episode: Episode) -> tuple[bytes | str, Played] | None:
     """An episode's instance, pickled, or why it cannot be; None where this process does not have it."""
     instance = _instances.get(episode)

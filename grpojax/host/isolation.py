@@ -1,7 +1,7 @@
 """What keeps code that nobody has read from doing harm: no network, limits, and a process of its own (Linux).
 
-`cut_network` is for a process that already runs. `run_python` runs a program in a fresh one, which also has no other
-processes in view, and may write nowhere but to a folder that is gone with it.
+`cut_network` and `contain` are for a process that already runs. `run_python` runs a program in a fresh one, which also
+has no other processes in view, and may write nowhere but to a folder that is gone with it.
 
 This file is run as a script too, by the program's own process, so it imports nothing but the standard library.
 """
@@ -20,7 +20,7 @@ from typing import NamedTuple
 # Of `unshare`, in <sched.h>.
 NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 # Of `mount` and `mount_setattr`, in <sys/mount.h>; the number of the system call is the same on x86-64 and arm64.
-READ_ONLY, NO_SUID, NO_DEVICES, RECURSIVE, PRIVATE = 1, 2, 4, 0x4000, 1 << 18
+READ_ONLY, NO_SUID, NO_DEVICES, RECURSIVE, PRIVATE, FOLLOWS = 1, 2, 4, 0x4000, 1 << 18, 1 << 19
 MOUNT_SETATTR, AT_RECURSIVE = 442, 0x8000
 # Of `prctl`, in <sys/prctl.h>: PR_SET_PDEATHSIG, PR_CAPBSET_DROP and PR_SET_NO_NEW_PRIVS.
 END_WITH_PARENT, DROP_BOUND, NO_NEW_RIGHTS = 1, 24, 38
@@ -59,7 +59,44 @@ def cut_network() -> None:
 @functools.cache
 def network_can_be_cut() -> bool:
     """Whether `cut_network` works here, tried in another process."""
-    return subprocess.run([sys.executable, "-I", "-S", __file__, "try"], capture_output=True).returncode == 0
+    return _works("cut_network")
+
+
+def contain() -> None:
+    """Goes on in a process with which all ends that it starts, also what leaves its group and its session.
+
+    That process has the same id. It and what it starts see only themselves, so that they cannot end what started them.
+    The process that called waits for it and ends as it did; if that one is ended first, so is everything.
+
+    Needs a process of one thread. Raises `OSError` where the system does not allow it.
+    """
+    own = os.getpid()
+    flags = NEW_MOUNTS | NEW_PROCESSES
+    # Root needs no namespace of users, in which it could not read the files of others.
+    if os.getuid() != 0 or _libc().unshare(flags) != 0:
+        _unshare(NEW_USER | flags)
+    _go_on_as_child()  # the first process of the namespace: when it ends, so does all that was started there
+    libc = _libc()
+    if libc.mount(b"none", b"/", None, RECURSIVE | FOLLOWS, None):
+        raise OSError(ctypes.get_errno(), "mount")
+    if libc.mount(b"proc", b"/proc", b"proc", NO_SUID | NO_DEVICES, None):  # with the ids of the namespace
+        raise OSError(ctypes.get_errno(), "mount")
+    with open("/proc/sys/kernel/ns_last_pid", "w", encoding="ascii") as file:
+        file.write(str(own - 1))
+    _go_on_as_child()
+    os.setpgid(0, 0)
+    if os.getpid() != own:
+        raise OSError("the process has another id")
+
+
+@functools.cache
+def processes_can_be_contained() -> bool:
+    """Whether `contain` works here, tried in another process."""
+    return sys.platform == "linux" and _works("contain")
+
+
+def _works(what: str) -> bool:
+    return subprocess.run([sys.executable, "-I", "-S", __file__, what], capture_output=True).returncode == 0
 
 
 @functools.cache
@@ -190,8 +227,8 @@ def _limit(memory_mb: int, cpu_seconds: int, processes: int | None) -> None:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    if arguments[0] == "try":
-        cut_network()
+    if arguments[0] in ("cut_network", "contain"):
+        {"cut_network": cut_network, "contain": contain}[arguments[0]]()
         return
     folder, memory_mb, most_seconds, network, parent = arguments[1], *map(int, arguments[2:])
     _end_with_parent()
@@ -230,7 +267,10 @@ def _go_on_as_child() -> None:
     child = os.fork()
     if child:
         os.close(ended)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        ended_child, status = os.wait()
+        while ended_child != child:  # the first process of a namespace also gets those whose parents are gone
+            ended_child, status = os.wait()
+        code = os.waitstatus_to_exitcode(status)
         os._exit(code if code >= 0 else 128 - code)
     os.close(open_while_here)
     _end_with_parent()

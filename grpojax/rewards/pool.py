@@ -19,6 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
+from grpojax.host import isolation
 from grpojax.rewards import sandbox
 
 log = logging.getLogger("grpojax")
@@ -27,6 +28,8 @@ log = logging.getLogger("grpojax")
 GRACE = 60.0
 # Seconds that the processes have for their start before they may be stopped.
 START_S = 10.0
+# What multiprocessing gives for the exit status of a process whose fork server is gone.
+NO_SERVER = 255
 
 
 class _Process(ForkServerProcess):
@@ -40,6 +43,11 @@ class _Process(ForkServerProcess):
             return ForkServerProcess._Popen(process_obj)  # type: ignore[attr-defined]
         finally:
             sys.modules["__main__"] = main
+
+    @property
+    def exitcode(self) -> int | None:
+        """pebble waits for the result of a process that ended with 0, as by ``os._exit(0)``."""
+        return 1 if (code := super().exitcode) == 0 else code
 
 
 class _Context(ForkServerContext):
@@ -72,7 +80,8 @@ class Workers:
     ):
         self.timeout_s = timeout_s
         self.count = count or min(16, cores())
-        self._arguments = (memory_mb, tuple(functions), network, first)
+        contained = isolation.processes_can_be_contained()
+        self._arguments = (memory_mb, tuple(functions), network, first, contained)
         multiprocessing.get_context("forkserver").set_forkserver_preload(["grpojax.rewards.worker", *preload])
         self._pool = self._start()
 
@@ -140,7 +149,7 @@ class Workers:
 def failure(future: Future) -> str | None:
     """Why a job's future has no result; None if it has one.
 
-    "timeout", "memory" and "crash" are the job's own; "broken" is not.
+    "timeout", "memory" and "crash" are the job's own; "broken" need not be.
     """
     from pebble import ProcessExpired
 
@@ -150,6 +159,8 @@ def failure(future: Future) -> str | None:
     if isinstance(error, TimeoutError):
         return "timeout"
     if not isinstance(error, ProcessExpired):
+        return "broken"
+    if error.exitcode in (sandbox.SPOILED, NO_SERVER):
         return "broken"
     return "memory" if error.exitcode == sandbox.OUT_OF_MEMORY else "crash"
 

@@ -11,14 +11,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from grpojax.host import isolation
+from grpojax.host.errors import UserError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _here = {"worker": False}
 
 # Exit status of a worker that ran out of memory: its next sample gets a fresh one.
 OUT_OF_MEMORY = 87
+# Exit status of a worker in which our own code fails, as after a tool replaced what that calls.
+SPOILED = 88
+PF_EXITING = 4  # of a process that ends, in <linux/sched.h>
 
 
 def in_worker() -> bool:
@@ -31,6 +38,7 @@ def start(
     functions: Sequence[str],
     network: bool,
     first: Callable[[], object] | None,
+    contained: bool,
     started: Any,
     ready: Any,
 ) -> None:
@@ -40,6 +48,7 @@ def start(
 
     Args:
       memory_mb, functions, network, first: as in `pool.Workers`.
+      contained: whether what it starts ends with it even if that has left the group (`isolation.contain`).
       started: a queue that gets this process's id.
       ready: a semaphore that it releases in the end.
     """
@@ -49,6 +58,8 @@ def start(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _here["worker"] = True
     _end_with_parent()
+    if contained:
+        isolation.contain()
     if not network:
         isolation.cut_network()
     if first is not None:
@@ -65,14 +76,15 @@ def start(
 def _end_with_parent() -> None:
     """Has the kernel end this process when the one that started it is gone, even from inside a long call (Linux).
 
-    The pipe to the parent closes then. The fork server is no help: it stays as long as one of its processes.
+    The pipe to the parent closes then. The fork server is no help: it stays as long as one of its processes. No process
+    can ignore SIGKILL, as it can the SIGIO that the kernel sends by itself.
     """
     parent = multiprocessing.parent_process()
     if sys.platform != "linux" or parent is None:
         return
     import fcntl
 
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
     fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
@@ -125,6 +137,40 @@ def call(function: Callable[..., Any], /, *args: Any, **keywords: Any) -> Any:
     finally:
         if os.getpid() != process:  # the function has forked, and this is its copy of the worker
             os._exit(0)
+
+
+def job(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a job of a function of ours that catches what a user's code raises.
+
+    If it raises nevertheless, or the fork server was ended meanwhile, the worker ends, and a fresh one takes its place.
+    Otherwise later jobs would pay for it.
+    """
+    end = os._exit  # a tool may replace it
+
+    @functools.wraps(function)
+    def run(*args: P.args, **keywords: P.kwargs) -> R:
+        server = os.getppid()
+        try:
+            value = function(*args, **keywords)
+            if os.getppid() == server and not _is_ending(server):
+                return value
+        except UserError:
+            raise
+        except BaseException:
+            pass
+        end(SPOILED)
+
+    return run
+
+
+def _is_ending(process: int) -> bool:
+    """Whether a process has got a signal that ends it (Linux)."""
+    if sys.platform != "linux":
+        return False
+    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    flags, pending = int(fields[6]), int(fields[28])
+    return bool(flags & PF_EXITING or pending & 1 << signal.SIGKILL - 1)
 
 
 class Probe(NamedTuple):

@@ -88,6 +88,7 @@ def _reward(name: str, options: str) -> Callable[..., Any]:
     return functools.partial(sandbox.imported(name), **builtin.thaw(options))
 
 
+@sandbox.job
 def judge(name: str, options: str, samples: Samples, twice: bool = False) -> tuple[list[Outcome], float]:
     """Outcomes of some samples and the seconds they took. If a call with all of them raises, each gets its own call.
 

@@ -113,6 +113,7 @@ def misbehave(workers, what, neighbours=2):
 
 @pytest.mark.parametrize(("what", "reason"), [
     ("sleep", "timeout"), ("crash", "crash"), ("segfault", "crash"), ("memory", "memory"), ("print", "flood"),
+    ("leave", "crash"), ("spoil", "broken"),
 ])  # fmt: skip
 def test_one_that_misbehaves_is_invalid_and_its_neighbours_go_on(start, what, reason, caplog):
     workers = start("Misbehaves", seconds=3 if what == "sleep" else 30)
@@ -125,6 +126,14 @@ def test_one_that_misbehaves_is_invalid_and_its_neighbours_go_on(start, what, re
     assert workers.invalid == {reason: 1} and f"Misbehaves: {reason}" in caplog.text
     workers.play({(1, 0): call("add", a=1)})
     assert all_replies(workers, 1)[1, 0].invalid == reason
+
+
+def test_one_that_ends_the_fork_server_each_time_is_invalid(start, monkeypatch):
+    monkeypatch.setattr(isolation, "processes_can_be_contained", lambda: False)
+    workers = start("Misbehaves")
+    replies = misbehave(workers, "end_server")
+    assert [replies[1, i].messages[0]["content"] for i in (1, 2)] == ["21", "22"]
+    assert replies[1, 0].invalid == "broken"
 
 
 @pytest.fixture
@@ -143,6 +152,21 @@ def test_a_neighbour_that_cannot_be_played_again_begins_again(states_nothing):
     workers.play({(1, i): call("add", a=5) for i in (1, 2)})
     replies = all_replies(workers, 2)
     assert [replies[1, i].messages[0]["content"] for i in (1, 2)] == ["6", "7"]
+
+
+def test_one_that_spoils_its_worker_each_time_is_not_drawn_for_ever(states_nothing):
+    workers = states_nothing
+    workers.open({(1, 0): {}})
+    found = []
+    for what in ("none", "spoil") * (instances.MOST_LOSSES + 1):
+        if not found or not found[-1].invalid:
+            workers.play({(1, 0): call("do", what=what)})
+            found += all_replies(workers, 1).values()
+    assert [(reply.again, reply.invalid) for reply in found if reply.again or reply.invalid] == [
+        *[(True, None)] * (instances.MOST_LOSSES - 1), (False, "broken")
+    ]  # fmt: skip
+    workers.close([(1, 0)])
+    assert workers.open({(2, 0): {"start": 4}}) == {(2, 0): "at 4"}
 
 
 def test_one_that_has_made_no_call_yet_does_not_begin_again(states_nothing):
@@ -211,8 +235,8 @@ def test_a_reset_or_a_reward_that_prints_without_end_makes_its_episode_invalid(s
     assert all(map(math.isnan, gone)) and value == 1.0 and workers.invalid == {"flood": 3}
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_what_a_worker_loses_is_done_again_once(start, monkeypatch, times):
+@pytest.mark.parametrize("times", [1, instances.MOST_LOSSES])
+def test_what_a_worker_loses_is_done_again_a_few_times(start, monkeypatch, times):
     workers = start("Counter", seconds=20)
     workers.open({(1, 0): {"start": 3}})
     monkeypatch.setattr(instances, "IMPORT_TIMEOUT_S", 0)

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reward_functions import STAYS
 
+from grpojax.host import isolation
 from grpojax.host.errors import UserError
 from grpojax.rewards import RewardConfig, Rewards, RewardsConfig
 
@@ -195,9 +197,21 @@ def test_a_script_without_a_guard_that_never_closes(tmp_path):
     assert bad == "False" and gone(pid)
 
 
-def test_hanging_workers_of_a_killed_run_end(tmp_path):
+def programs_left():
+    def line(place):
+        with contextlib.suppress(OSError):
+            return (place / "cmdline").read_bytes()
+
+    return [place.name for place in Path("/proc").iterdir() if line(place) == f"sleep\0{STAYS}\0".encode()]
+
+
+@pytest.mark.parametrize("contained", [True, False])
+def test_hanging_workers_of_a_killed_run_end(tmp_path, contained):
+    if contained and not isolation.processes_can_be_contained():
+        pytest.skip("the system cannot contain processes")
     file = tmp_path / "script.py"
-    file.write_text(SCRIPT)
+    allow = f"from grpojax.host import isolation\nisolation.processes_can_be_contained = lambda: {contained}\n"
+    file.write_text(allow + SCRIPT.replace("sleeps_in_c", "clings"))
     process = subprocess.Popen(
         [sys.executable, str(file), "wait"], env=environment(), stdout=subprocess.PIPE, text=True
     )
@@ -207,7 +221,10 @@ def test_hanging_workers_of_a_killed_run_end(tmp_path):
     process.kill()  # they hang in a function
     process.wait()
     process.stdout.close()
-    assert all(gone(pid) for pid in pids)
+    ended, left = [gone(pid) for pid in pids], programs_left()
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert all(ended) and bool(left) != contained
 
 
 @pytest.mark.parametrize(("what", "call"), [("launch_process", 2), ("launch_thread", 2)])
