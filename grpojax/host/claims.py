@@ -21,7 +21,7 @@ from typing import IO, Any, Literal
 
 from etils import epath
 
-from grpojax.host import files
+from grpojax.host import files, internals
 from grpojax.host.console import log, tell
 from grpojax.host.errors import UserError
 
@@ -32,7 +32,7 @@ SILENT_S = 600.0
 def end(content: str) -> None:
     """Ends this process without any further write."""
     tell(content)
-    os._exit(2)
+    internals.exit_at_once(2)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,17 @@
-"""All uses of private names of jax and orbax; no other file has any.
+"""All uses of private names of jax and orbax, and one of Python; no other file has any.
 
 Each function says what would be lost without it. If a version of jax or orbax moves one of these names,
 ``tests/host/test_internals.py`` fails and names the versions of `CHECKED`.
 """
 
+import contextlib
 import itertools
+import multiprocessing.util
+import os
+import sys
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from jax._src import cloud_tpu_init, distributed, hardware_utils
 
@@ -29,6 +34,23 @@ def joined() -> tuple[int, int]:
     that, the waiting hosts could not be told which one.
     """
     return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def exit_at_once(status: int) -> NoReturn:
+    """Ends the process without the work at exit of Python and jax, but for what multiprocessing removes then.
+
+    Without that its resource tracker would warn of leaked semaphores, behind the error that ended the process.
+    """
+    _ends.acquire()  # another thread that comes here too waits for the end
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    with contextlib.suppress(Exception):
+        multiprocessing.util._run_finalizers()  # pyrefly: ignore
+    os._exit(status)
+
+
+_ends = threading.Lock()
 
 
 def has_tpu_runtime() -> bool:

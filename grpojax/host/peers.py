@@ -53,7 +53,7 @@ def watched() -> Iterator[None]:
         status = _status(message) if message else _status_of(error)
         # At exit, Python would wait for threads, and jax for processes, that wait for a process that is gone.
         threading.Thread(target=_exit_after_main, args=(status,), daemon=True).start()
-        atexit.register(_exit, status)
+        atexit.register(internals.exit_at_once, status)
         if message:
             tell(message)
             raise SystemExit(status) from None
@@ -93,7 +93,7 @@ def end(message: str) -> NoReturn:
     tell(message)
     for peers in _here:
         peers.fail(f"failed: {message}")
-    _exit(1)
+    internals.exit_at_once(1)
 
 
 _here: list["_Peers"] = []
@@ -150,7 +150,7 @@ class _Peers(threading.Thread):
         """Ends the process from this thread, since the main thread waits for something that will not come."""
         tell(message)
         self._farewell()
-        _exit(_status(message))
+        internals.exit_at_once(_status(message))
 
     def _farewell(self) -> None:
         """Reports that this process leaves. The first one leaves last, since all others would be aborted with it."""
@@ -236,15 +236,7 @@ def _of_a_peer(error: BaseException | None) -> bool:
     return runtime or status is not None or _of_a_peer(error.__cause__)
 
 
-def _exit(status: int) -> NoReturn:
-    """Ends the process at once, without jax's work at exit."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(status)
-
-
 def _exit_after_main(status: int) -> None:
     """Ends the process as soon as its main thread has nothing more to do or to print."""
     threading.main_thread().join()
-    _exit(status)
+    internals.exit_at_once(status)

@@ -1,6 +1,8 @@
 """What has no public name in jax and orbax is still where `grpojax.host.internals` looks for it."""
 
 import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -25,6 +27,17 @@ def test_the_processes_that_joined_and_their_client():
     assert internals.client() is None and internals.joined() == (0, 1), MOVED
     for name in ("key_value_set", "key_value_dir_get", "blocking_key_value_get", "key_value_delete"):
         assert callable(getattr(_jax.DistributedRuntimeClient, name, None)), MOVED
+
+
+def test_an_exit_at_once_leaves_no_semaphores_behind():
+    code = """
+import multiprocessing
+from grpojax.host import internals
+lock = multiprocessing.get_context("forkserver").Lock()
+internals.exit_at_once(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "")
 
 
 def test_the_chips():
