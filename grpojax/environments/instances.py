@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ from grpojax.rewards import pool, sandbox
 log = logging.getLogger("grpojax")
 
 IMPORT_TIMEOUT_S = 300.0
+NOTICE_S = 5.0  # seconds after which the log says what is waited for
 MOST_CALLS = 8  # of a turn; each may take environment.seconds
 MOST_LOSSES = 3  # of its worker, after which an episode is invalid: it may be what ends the worker
 # What makes schemas, which takes a second to import: all processes get it from the one that they come from.
@@ -159,8 +160,7 @@ class Workers:
 
     def _probe_all(self) -> dict[str | None, Probe]:
         """Looks at all environments, in a process that has more time and memory than those of the run."""
-        names = [made.path or ", ".join(made.tools) for made in self._made.values()]
-        log.info("environments run %s", "; ".join(names))
+        log.info("environments run %s", "; ".join(map(_name, self._made.values())))
         looking = pool.Workers(
             count=1,
             timeout_s=IMPORT_TIMEOUT_S,
@@ -172,7 +172,11 @@ class Workers:
             found = {}
             for name, made in self._made.items():
                 future = looking.submit(worker.probe, made)
+                if wait([future], NOTICE_S).not_done:
+                    log.info("waiting for environment %s, which is imported and made", _name(made))
                 reason = pool.failure(looking.next_done([future]))
+                if reason == "timeout":
+                    raise _never_made(made)
                 found[name] = future.result() if reason is None else Probe(f"its process ended by {reason}")
                 if problem := found[name].problem:
                     raise UserError(f"environment{'' if name is None else f' {name!r}'}: {_one_line(problem)}")
@@ -369,9 +373,14 @@ class Workers:
 
     def _finish(self, jobs: Sequence[_Job]) -> None:
         """Waits for jobs, and what takes their place."""
+        said = False
         for job in jobs:
             while not job.over:
-                self._take_done(math.inf)
+                self._take_done(NOTICE_S)
+                if not said and time.monotonic() - self._progress >= NOTICE_S:
+                    said, count = True, sum(not other.over for other in jobs)
+                    what = {"open": "reset", "reward": "get_reward"}.get(job.kind, job.kind)
+                    log.info("waiting for environment %s: %s, %d", _name(job.instance.history.made), what, count)
 
     def _take_done(self, timeout: float) -> None:
         """Takes in the jobs that are done; waits for one of them, at most so many seconds.
@@ -396,6 +405,8 @@ class Workers:
                 self._take(job, future)
 
     def _give_up(self) -> None:
+        if not self._resets and not any(future.running() for future in self._jobs):  # no worker has come so far
+            raise _never_made(next(iter(self._jobs.values())).instance.history.made)
         for home in {job.instance.home for job in self._jobs.values()}:
             self._workers[home].restart()
         for future in list(self._jobs):
@@ -473,9 +484,7 @@ class Workers:
         self.invalid[reason] += 1
         if (job.instance.choice, reason) not in self._shown:
             self._shown.add((job.instance.choice, reason))
-            made = job.instance.history.made
-            name = made.path or ", ".join(made.tools)
-            detail = played.detail.rstrip()
+            name, detail = _name(job.instance.history.made), played.detail.rstrip()
             log.warning(
                 "environment %s: %s; such episodes are left out, and later ones not shown\n%s", name, reason, detail
             )
@@ -515,6 +524,17 @@ def _reply(invalid: str | None, read: Sequence[calls.Call], played: Played) -> R
         for call, text in zip(read, texts, strict=True)
     )
     return Reply(messages=messages, done=played.done, **counts)
+
+
+def _name(made: Made) -> str:
+    return made.path or ", ".join(made.tools)
+
+
+def _never_made(made: Made) -> UserError:
+    return UserError(
+        f"environment {_name(made)}: a process takes over {IMPORT_TIMEOUT_S:g} s to import it and to make an instance\n"
+        "find out what its module or its __init__ waits for, and do that beforehand, or in reset"
+    )
 
 
 def _made(choice: EnvironmentChoice) -> Made:

@@ -379,6 +379,24 @@ def test_a_first_instance_may_take_longer_than_a_call(start):
     assert workers.open({(1, 0): {}}) == {(1, 0): "at 0"}
 
 
+def test_a_first_instance_that_never_comes_is_said_and_ends_the_run(start, monkeypatch, caplog):
+    monkeypatch.setattr(instances, "IMPORT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(instances, "NOTICE_S", 0.2)
+    never = pytest.raises(UserError, match=r"SlowAtFirst: .* over 1 s .*\n.*__init__")
+    with caplog.at_level(logging.INFO, "grpojax"), never:
+        start("SlowAtFirst", options={"pause": 1000})
+    assert "waiting for environment environment_classes:SlowAtFirst" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(instances.Workers, "_probe_all", lambda self: {None: worker.Probe("")})
+    monkeypatch.setattr(pool, "GRACE", -10.0)  # seconds after the limit
+    monkeypatch.setattr(pool, "START_S", 0.1)
+    workers = start("SlowAtFirst", seconds=10, options={"pause": 1000})
+    with caplog.at_level(logging.INFO, "grpojax"), never:
+        workers.open({(1, 0): {}})
+    assert "SlowAtFirst: reset, 1" in caplog.text
+    workers.close()
+
+
 def test_resets_that_all_take_too_long_end_the_run(start):
     with pytest.raises(UserError, match="all 2 episodes: .*environment.seconds=0.5.*\n.*environment.seconds"):
         start("SlowAtReset", seconds=0.5).open({(1, 0): {}, (1, 1): {}})
