@@ -10,16 +10,18 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from grpojax.host import isolation
+from grpojax.host.errors import UserError
 from grpojax.rewards import sandbox
 
 log = logging.getLogger("grpojax")
@@ -43,6 +45,15 @@ class _Process(ForkServerProcess):
             return ForkServerProcess._Popen(process_obj)  # type: ignore[attr-defined]
         finally:
             sys.modules["__main__"] = main
+
+    def start(self) -> None:
+        """A daemonic process may start it too, as one of `multiprocessing.Pool`. None waits for it when it ends."""
+        own = multiprocessing.current_process()
+        daemonic, own.daemon, self.daemon = own.daemon, False, True
+        try:
+            super().start()
+        finally:
+            own.daemon = daemonic
 
     @property
     def exitcode(self) -> int | None:
@@ -97,14 +108,17 @@ class Workers:
             initargs=(*self._arguments, self._started, ready),
             context=context,
         )
-        try:
-            for _ in range(self.count):
-                pool.schedule(_nothing)  # starts the processes
-        except BaseException:  # of a signal too: what has started in part would start again where its state is asked
-            pool.stop()
-            pool.join()
-            raise
-        self._finalizer = weakref.finalize(self, _stop, pool, ready, self.count, self._started, self._groups)
+        with _uninterrupted():
+            try:
+                for _ in range(self.count):
+                    pool.schedule(_nothing)  # starts the processes
+            except (
+                BaseException
+            ):  # of a signal too: what has started in part would start again where its state is asked
+                pool.stop()
+                pool.join()
+                raise
+            self._finalizer = weakref.finalize(self, _stop, pool, ready, self.count, self._started, self._groups)
         return pool
 
     def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Future:
@@ -144,6 +158,27 @@ class Workers:
     def close(self) -> None:
         """Ends the processes; what they were doing is lost."""
         self._finalizer()
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Puts off Ctrl-C: processes that start then, and those whose parent is gone then, print where they were."""
+    if sys.platform == "win32":
+        yield
+        return
+    caught: list[int] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for the processes, which inherit it
+    # For this one, some thread of which may take the signal all the same.
+    handler = signal.signal(signal.SIGINT, lambda *_: caught.append(1)) if in_main else None
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if in_main:
+            signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
+            if caught:
+                signal.raise_signal(signal.SIGINT)
 
 
 def failure(future: Future) -> str | None:
@@ -210,7 +245,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@functools.cache
 def shared() -> Workers:
-    """One worker of the process, for `check_answer`; started on first use."""
-    return Workers(count=1, preload=["math_verify"])
+    """One worker of the process, for `check_answer`; started on first use.
+
+    Raises:
+      UserError: the process was forked from one that has such a worker.
+    """
+    process, workers = _shared()
+    if process != os.getpid():
+        raise UserError(
+            "answers were checked before this process was forked, and it cannot use the worker of its parent\n"
+            "start processes by multiprocessing.get_context('spawn'), or check no answer before"
+        )
+    return workers
+
+
+@functools.cache
+def _shared() -> tuple[int, Workers]:
+    return os.getpid(), Workers(count=1, preload=["math_verify"])

@@ -56,6 +56,9 @@ def start(
     started.put(os.getpid())
     os.environ["JAX_PLATFORMS"] = "cpu"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for the programs that this one starts
+    multiprocessing.current_process().daemon = False  # so that it may start some
     _here["worker"] = True
     _end_with_parent()
     if contained:
