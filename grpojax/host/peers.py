@@ -14,7 +14,6 @@ import itertools
 import os
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
