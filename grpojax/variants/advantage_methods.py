@@ -40,7 +40,12 @@ def grpo_process(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     return A.chain(lambda values, signals: steps(values, signals) + outcome(values, signals))
 
 
-@published("Liu et al., Understanding R1-Zero-Like Training, arXiv 2503.20783", "replicated", aggregate="constant")
+@published(
+    "Liu et al., Understanding R1-Zero-Like Training, arXiv 2503.20783",
+    "replicated",
+    aggregate="constant",
+    control={"name": "grpo"},  # under the same aggregate: the deviation alone
+)
 def dr_grpo(*, leave_one_out: bool = False) -> A.Transform:
     """Dr. GRPO, arXiv 2503.20783: ``A_i = r_i - mean r``, token sums divided by a constant, no KL.
 
@@ -197,6 +202,7 @@ def opo() -> A.Transform:
     "Liu et al., Tricks or Traps?, arXiv 2508.08221",
     "ablated",
     aggregate="token_mean",
+    control={"name": "grpo"},
     unverified="whose deviation it divides by",
 )
 def lite_ppo(*, of: Literal["rewards", "advantages"] = "rewards", ddof: int = 1, eps: float = 1e-4) -> A.Transform:
@@ -270,6 +276,7 @@ def deepseek_v3_2() -> A.Transform:
     bounded_rewards=True,
     surrogate=L.clipped(low=0.16, high=0.24),
     aggregate="token_mean",
+    control={"count": 0, "reward_max": 1.0},
     unverified="the closed form of its Eq. 6, which its code and Figure 3 contradict",
 )
 def ngrpo(*, reward_max: float = 1.0, count: int = 1, ddof: int = 1, eps: float = 1e-6) -> A.Transform:
@@ -280,9 +287,11 @@ def ngrpo(*, reward_max: float = 1.0, count: int = 1, ddof: int = 1, eps: float 
 
     Args:
       reward_max: the best reward there is.
-      count: number of virtual samples.
+      count: number of virtual samples; with 0 the rest is GRPO with NGRPO's clip and filter.
       ddof: 1 in the code and the paper's Figure 3; its Eq. 6 does not match.
     """
+    if count == 0:
+        return A.chain(*group_normalised(ddof, eps), A.to_tokens())
     return A.chain(A.virtual_best(reward_max, count, ddof=ddof, eps=eps), A.to_tokens())
 
 

@@ -48,11 +48,16 @@ def dapo(
 _GSPO = "Zheng et al., GSPO, arXiv 2507.18071"
 
 
+# GSPO's clip goes with its ratio: on single tokens it would stop nearly all of them.
+_TOKEN_RATIO = {"name": "grpo", "clip_low": 0.2, "clip_high": 0.2}
+
+
 @published(
     _GSPO,
     "deployed",
     surrogate=L.clipped(low=3e-4, high=4e-4),
     ratio="sequence",
+    control=_TOKEN_RATIO,
     unverified="kl_coef: the paper leaves its KL out for brevity",
 )
 def gspo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
@@ -65,6 +70,7 @@ def gspo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     "deployed",
     surrogate=L.clipped(low=3e-4, high=4e-4),
     ratio="sequence_token",
+    control=_TOKEN_RATIO,
     unverified="kl_coef: the paper leaves its KL out for brevity",
 )
 def gspo_token(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:

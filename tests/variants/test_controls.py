@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from variant_examples import REQUIRED, example
+from variant_examples import REQUIRED, built, example
 
 from grpojax import advantages as A
 from grpojax import losses as L
@@ -25,9 +25,21 @@ BY_OPTION = {
     "kl_cov": {"covariance": "none"},
     "grpo_lambda_traces": {"trace_decay": 0.0},
     "pass_at_k": {"k": 1},
+    "ngrpo": {"count": 0},
 }
 # These have no option for it. Without a signal it does nothing: no bias, no likelihood.
-BY_GRPO = {"token_critic", "gt_likelihood", "culling", "grpo_lambda_length"}
+BY_SIGNAL = {"token_critic", "gt_likelihood", "culling"}
+# In these GRPO stands in for another step of the chain, or for another ratio with its clip.
+BY_STEP = {
+    "grpo_lambda_length": {},
+    "dr_grpo": {"aggregate": "constant", "constant": 8.0, "kl_coef": 0.0},
+    "lite_ppo": {"aggregate": "token_mean", "kl_coef": 0.0},
+    "gspo": {"kl_coef": 0.0},
+    "gspo_token": {"kl_coef": 0.0},
+}
+BY_GRPO = BY_SIGNAL | BY_STEP.keys()
+# Fields of the objective that are the mechanism.
+FIELDS = {"dual_clip": {"surrogate"}, "gspo": {"ratio", "surrogate"}, "gspo_token": {"ratio", "surrogate"}}
 
 
 def bits(x):
@@ -39,18 +51,18 @@ def test_which_variants_have_one():
     assert {name for name, control in found.items() if control} == BY_OPTION.keys() | BY_GRPO
     assert {name: found[name] for name in BY_OPTION} == {name: (name, off) for name, off in BY_OPTION.items()}
     experiment = ("grpo", {"aggregate": "sequence_sum", "kl_coef": 0.0})
-    assert {found[name] for name in ("grpo", "ngrpo", "dr_grpo")} == {None}
-    assert [found[name] for name in ("token_critic", "gt_likelihood", "culling")] == [experiment] * 3
-    assert found["grpo_lambda_length"] == ("grpo", {})
+    assert {found[name] for name in ("grpo", "dapo", "rloo")} == {None}
+    assert [found[name] for name in BY_SIGNAL] == [experiment] * 3
+    assert {name: found[name] for name in BY_STEP} == {name: ("grpo", options) for name, options in BY_STEP.items()}
 
 
 @pytest.mark.parametrize("name", [*BY_OPTION, *sorted(BY_GRPO)])
 def test_it_has_the_objective_of_its_variant_but_for_the_mechanism(name):
-    control, options = variants.control(name)
-    of_control, own = variants.get(control, **options).objective, variants.get(name).objective
+    control, options = variants.control(name, **REQUIRED.get(name, {}))
+    of_control, own = variants.get(control, **options).objective, built(name).objective
     fields = [f.name for f in dataclasses.fields(L.Objective)]
     differ = {f for f in fields if getattr(own, f) != getattr(of_control, f)}
-    assert differ == {"dual_clip": {"surrogate"}}.get(name, {*options} & {*fields} if control == name else set())
+    assert differ == FIELDS.get(name, {*options} & {*fields} if control == name else set())
 
 
 @jax.jit
@@ -69,7 +81,7 @@ def advantages_of(x):
     off = dataclasses.replace(
         x.signals, token_bias=0 * x.signals.token_bias, likelihood=jnp.full_like(x.signals.likelihood, jnp.nan)
     )
-    for name in ("token_critic", "gt_likelihood", "culling"):
+    for name in BY_SIGNAL:
         out[name] = both(name, name, {}, off)
     name, options = variants.control("grpo_lambda_traces")
     objective = variants.get(name, **options).objective
