@@ -1,5 +1,7 @@
 """The arms of the experiments in ``configs/experiments``: placebos for what is learned from groups that fail."""
 
+import re
+import shlex
 import types
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from runs import Trainer, numbers
 from grpojax import advantages as A
 from grpojax import variants
 from grpojax.run import recipe as recipes
+from grpojax.run import sweep
+from grpojax.tools import cli
 
 ROOT = Path(__file__).parent.parent.parent
 NAN = np.nan
@@ -85,6 +89,43 @@ def test_an_arm_is_compared_with_what_it_stands_in_for(name, control):
 @pytest.mark.parametrize("file", sorted((ROOT / "configs/experiments").glob("[!s]*.yaml")), ids=lambda file: file.stem)
 def test_recipes_have_no_clip_but_for_the_first(file):
     assert recipes.load(file).optimizer.grad_clip == (1.0 if file.stem == "base" else 0.0)
+
+
+def test_the_registered_commands_run_all_arms_of_the_registered_comparisons():
+    from configs.experiments import verdicts
+
+    arms = {}
+    for line in re.findall(r"^grpojax sweep .*", (ROOT / "docs/registration.md").read_text(), re.MULTILINE):
+        args, rest = cli.parser().parse_known_args(shlex.split(line)[1:])
+        folder, seeds = args.to.removeprefix("runs/experiments/"), sweep.read_seeds(args.seeds)
+        given = {"variants": sweep.read_variants(args.variants), "seeds": seeds, "folder": Path(args.to)}
+        arms[folder] = (
+            {*sweep.Sweep(config=ROOT / args.config, overrides=(*args.overrides, *rest), **given).methods},
+            seeds,
+        )
+    for row, families in verdicts.ROWS.items():
+        for family in families:
+            folders = [f"{row}/{name}".rstrip("/") for names in family.sweeps for name in names]
+            for number, folder in enumerate(folders):
+                labels, seeds = arms[folder]
+                needed = {x for pair in family.pairs for x in pair} - {*(family.once if number else ())}
+                assert needed <= labels and len(seeds) == family.seeds, folder
+
+
+def test_verdicts_are_of_whole_rows_and_take_the_mean_of_joined_sweeps(monkeypatch):
+    from configs.experiments import verdicts
+
+    runs = {"a": {"x": [0.9, 0.8], "y": [0.5, 0.6]}, "b": {"x": [0.7, 0.8]}}
+    runs = {folder: {label: dict(enumerate(v)) for label, v in of.items()} for folder, of in runs.items()}
+    monkeypatch.setattr(verdicts, "read", lambda folder: (runs[folder.name], []))
+    monkeypatch.setattr(verdicts, "measure", lambda run: {"grad_norm": {"mean": run}})
+    given = {"outcome": lambda run: run, "margin": 0.1, "pairs": (("x", "y"),), "sweeps": (("a", "b"),), "once": ("y",)}
+    given["outcome"].__name__ = "itself"
+    (found,), _ = verdicts.compare([verdicts.Family(**given, seeds=2)], Path("row"))
+    np.testing.assert_allclose(found["difference"], ((0.8 - 0.5) + (0.8 - 0.6)) / 2)
+    np.testing.assert_allclose(found["grad_norms"], [0.8, 0.55])
+    with pytest.raises(SystemExit, match="x and y have 2 of 8 seeds: no verdict yet"):
+        verdicts.compare([verdicts.Family(**given)], Path("row"))
 
 
 @pytest.mark.slow

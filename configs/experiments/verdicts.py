@@ -1,0 +1,197 @@
+"""The registered comparisons (``docs/registration.md``), from the runs of their sweeps.
+
+python -m configs.experiments.verdicts failing runs/experiments --json failing.json
+"""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+
+from grpojax.environments import reasoning
+from grpojax.evaluation.estimates import pass_at_k
+from grpojax.records.comparison import verdicts
+from grpojax.records.measures import measure
+from grpojax.records.runs import FAILED, UNFINISHED, of_sweep, read_runs, read_sweep
+
+HALF_OF_START = 0.13  # test accuracy of a policy that has lost half of what the start can do
+OPTIMISERS = "adamw", "sgd"
+
+
+def survived(run):
+    """0 for a run that broke off, or that ends with less than half of the start's accuracy; else 1."""
+    return float(run.ending[0] != FAILED and accuracy(run) >= HALF_OF_START)
+
+
+def accuracy(run):
+    return run.value("test/accuracy")
+
+
+def solved(run, levels=(3, 4, 5), k=64):
+    """Mean pass@k of the test problems of some levels; 0 for a run that failed."""
+    if run.ending[0] == FAILED:
+        return 0.0
+    rows = reasoning.rows("tallies", run.config["data"]["test"]["options"])
+    level = {row["question"]: row["level"] for row in rows}
+    counts = [
+        (len(a.samples), sum(bool(s.correct) for s in a.samples)) for a in run.attempts if level[a.prompt] in levels
+    ]
+    return float(np.mean([pass_at_k(n, c, k) for n, c in counts]))
+
+
+def follows(run):
+    """Share of wrong samples in the last tenth of the run whose steps lead to their answer; None if the run failed."""
+    return None if run.ending[0] == FAILED else measure(run)["samples"]["parts"][-1]["follows"]["wrong"]
+
+
+def length(run):
+    """Mean length in tokens of wrong samples in the last tenth of the run; None if the run failed."""
+    return None if run.ending[0] == FAILED else measure(run)["samples"]["parts"][-1]["length"]["wrong"]
+
+
+def kept(run, within=20):
+    """0 if the training reward falls by more than 0.2 from a step to one of the next ``within``, or the run fails."""
+    rewards = [line["reward"] for line in run.lines if "reward" in line]
+    falls = [a - b for i, a in enumerate(rewards) for b in rewards[i + 1 : i + 1 + within]]
+    return float(run.ending[0] != FAILED and max(falls, default=0.0) <= 0.2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """Comparisons that are corrected together.
+
+    Attributes:
+      outcome: a number of each run.
+      margin: differences within it count as none.
+      pairs: labels of sweeps, each a method and what it is compared with.
+      sweeps: the sweeps by folder. Of those in one tuple the mean of a seed is taken.
+      seeds: their number. There is no verdict before all are there.
+      once: labels of methods that the sweeps' settings do not touch, and that only the first sweep has.
+    """
+
+    outcome: object
+    margin: float
+    pairs: tuple[tuple[str, str], ...]
+    sweeps: tuple[tuple[str, ...], ...] = (("",),)
+    seeds: int = 8
+    once: tuple[str, ...] = ()
+
+
+def _c(c):
+    return f"negative_advantage-c={c}"
+
+
+PLACEBO, PERMUTED = "configs.experiments.arms-placebo", "configs.experiments.arms-permuted_likelihood"
+CONTROL, BOTH = _c(0.0), tuple((name,) for name in OPTIMISERS)
+PENALTY = (
+    *((_c(c), CONTROL) for c in (0.1, 0.3, 1.0)),
+    (PLACEBO, CONTROL),
+    (_c(1.0), PLACEBO),
+    ("ngrpo", "ngrpo-count=0"),
+)
+LIKELIHOOD = (("gt_likelihood", CONTROL), ("gt_likelihood", PERMUTED), (PERMUTED, CONTROL), ("gt_likelihood", PLACEBO))
+RATES = tuple(f"{name}_{times}" for name in OPTIMISERS for times in (1, 4, 16))
+RARE = (("rare_token", "rare_token-limit=1.0"),)
+ROWS = {
+    "critic": tuple(
+        Family(
+            outcome=o,
+            margin=m,
+            pairs=(("token_critic", "grpo"),),
+            sweeps=(("2e-4",), ("1e-3",), ("5e-3",)),
+            once=("grpo",),
+        )
+        for o, m in ((survived, 0.25), (accuracy, 0.05))
+    ),
+    "rare": (Family(outcome=survived, margin=0.25, pairs=RARE, sweeps=(RATES,), seeds=6),),
+    "groups": (Family(outcome=solved, margin=0.1, pairs=(("culling", "grpo"),), sweeps=(("4",), ("16",), ("64",))),),
+    "failing": (
+        Family(outcome=solved, margin=0.15, pairs=PENALTY, sweeps=BOTH),
+        Family(outcome=accuracy, margin=0.05, pairs=PENALTY, sweeps=BOTH),
+        Family(outcome=follows, margin=0.1, pairs=LIKELIHOOD, sweeps=BOTH),
+        Family(outcome=accuracy, margin=0.05, pairs=LIKELIHOOD, sweeps=BOTH),
+    ),
+    "nthr": (Family(outcome=accuracy, margin=0.024, pairs=(("nthr", "nthr-eta=1.0"),), seeds=48),),
+    "search": (Family(outcome=kept, margin=0.25, pairs=(("llds", "llds-llds_coef=0.0"),)),),
+    "lengths": (
+        Family(
+            outcome=length,
+            margin=10.0,
+            pairs=(("grpo-aggregate=constant", "grpo"), ("dr_grpo-aggregate=sequence_mean", "grpo")),
+        ),
+    ),
+    "mixture": tuple(
+        Family(outcome=o, margin=m, pairs=(("gspo", "grpo"),), sweeps=(("plain",), ("replay",)))
+        for o, m in ((survived, 0.25), (accuracy, 0.05))
+    ),
+    "normalisation": (Family(outcome=accuracy, margin=0.05, pairs=(("lite_ppo", "grpo"), ("dr_grpo", "grpo"))),),
+}
+
+
+def read(folder):
+    """The runs of a sweep that are finished or failed, by label and seed, and notes on the others."""
+    found = read_sweep([folder])
+    if found is None:
+        raise SystemExit(f"{folder}: no sweep; docs/registration.md has the command")
+    methods, notes = of_sweep(*found, read_runs([folder])[0])
+    notes += [f"{run.path}: left out, {run.state()}" for m in methods for run in m.runs if run.ending[0] == UNFINISHED]
+    return {m.name: {run.seed: run for run in m.ended} for m in methods}, notes
+
+
+def compare(families, folder):
+    """A mapping for each comparison of a row, and notes."""
+    out, sweeps, notes = [], {}, []
+    for name in dict.fromkeys(name for family in families for names in family.sweeps for name in names):
+        sweeps[name], more = read(folder / name)
+        notes += more
+    first = next(iter(sweeps.values()))
+    for family in families:
+        rows = [(names, *pair) for names in family.sweeps for pair in family.pairs]
+        made = []
+        for names, *pair in rows:
+            runs = [[first[x] if x in family.once else sweeps[n].get(x, {}) for n in names] for x in pair]
+            seeds = sorted(set.intersection(*(set(x) for each in runs for x in each)))
+            if len(seeds) < family.seeds:
+                raise SystemExit(
+                    f"{folder}: {' and '.join(pair)} have {len(seeds)} of {family.seeds} seeds: no verdict yet"
+                )
+            values = [{s: [family.outcome(x[s]) for x in each] for s in seeds} for each in runs]
+            seeds = [s for s in seeds if all(x is not None for v in values for x in v[s])]
+            norms = [[(measure(x[s])["grad_norm"] or {}).get("mean") for x in each for s in seeds] for each in runs]
+            made.append((
+                [{s: float(np.mean(v[s])) for s in seeds} for v in values],
+                [float(np.mean([x for x in each if x is not None])) for each in norms],
+            ))  # fmt: skip
+        differences = [[a[s] - b[s] for s in a] for (a, b), _ in made]
+        for (names, a, b), (values, norms), v in zip(rows, made, verdicts(differences, family.margin), strict=True):
+            out.append({
+                "outcome": family.outcome.__name__, "margin": family.margin, "sweeps": names, "method": a, "other": b,
+                "values": values, "grad_norms": norms, **dataclasses.asdict(v),
+            })  # fmt: skip
+    return out, notes
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("row", choices=ROWS)
+    parser.add_argument("folder", type=Path, help="the folder that has the rows' folders")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    found, notes = compare(ROWS[args.row], args.folder / args.row)
+    print(*notes, sep="\n")
+    print("| outcome | sweep | method | other | seeds | norms | difference | 95 % | p | p, margin | verdict |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for x in found:
+        norms = " / ".join(f"{n:.3g}" for n in x["grad_norms"])
+        interval = "-" if x["low"] is None else f"{x['low']:+.3f} to {x['high']:+.3f}"
+        ps = (" - " if p is None else f"{p:.2g}" for p in (x["p_corrected"], x["p_equivalent_corrected"]))
+        shown = x["outcome"], ", ".join(x["sweeps"]), x["method"], x["other"], len(x["values"][0]), norms
+        print("|", " | ".join(map(str, (*shown, f"{x['difference']:+.3f}", interval, *ps, x["verdict"]))), "|")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
