@@ -280,11 +280,11 @@ def links(asked):
 
 
 def test_controls_are_added_once(tmp_path):
-    asked = made(tmp_path, variants="culling,grpo,token_critic,negative_advantage,gspo", controls=True)
+    asked = made(tmp_path, variants="culling,grpo,token_critic,negative_advantage,cispo", controls=True)
     sums, off = "grpo-aggregate=sequence_sum", "negative_advantage-c=0.0"
     assert links(asked) == {
         "culling": (sums, "grpo"), "grpo": (None, None), "token_critic": (sums, "grpo"),
-        "negative_advantage": (off, "grpo"), "gspo": (None, "grpo"), sums: (None, None), off: (None, None),
+        "negative_advantage": (off, "grpo"), "cispo": (None, "grpo"), sums: (None, None), off: (None, None),
     }  # fmt: skip
     assert asked.methods[sums].config["variant"] == {"name": "grpo", "aggregate": "sequence_sum", "kl_coef": 0.0}
     assert [j.name for j in rows(asked)[5::7]] == [f"{sums}_0", f"{sums}_1"]
@@ -295,7 +295,9 @@ def test_controls_are_added_once(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["llds", "nthr", "pass_at_k", "rare_token", "gt_likelihood", "grpo_lambda_traces"])
+@pytest.mark.parametrize(
+    "name", ["llds", "nthr", "pass_at_k", "rare_token", "gt_likelihood", "grpo_lambda_traces", "ngrpo", "gspo"]
+)
 def test_a_method_and_its_control_differ_in_nothing_else(tmp_path, name):
     asked = made(tmp_path, variants=name, controls=True, overrides=("train.ppo_epochs=2",))
     assert asked.methods[name].control in asked.methods
