@@ -188,8 +188,8 @@ def held_out_warnings(part: str, shared: int) -> list[str]:
     rest = " or ".join(f"data.{name}" for name in PARTS[PARTS.index(part) + 1 :])
     why = "was trained on" if part == "train" else "has picked the checkpoint"
     warning = (
-        f"{shared} problems of data.{part} are word for word in {rest}, whose figures are then of what {why}: take "
-        "them out of one of the files, or give rows: [start, stop] to a source"
+        f"{shared} problems of data.{part} are word for word in {rest} too, whose figures are then of what {why}: take "
+        "them out of one of the files, or cut a source by rows: [start, stop]"
     )
     return [warning] if shared else []
 

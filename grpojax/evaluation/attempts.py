@@ -92,7 +92,7 @@ class Evaluator:
         names = ", ".join(t.metric for t in self.rewards.config.terms)
         if self.judge is None:
             return f"judged by {names}; no accuracy, since none of them says what is right (evaluate.judge names one)"
-        votes = "" if self.judge.votes else "; no maj@k, since this reward names no answers"
+        votes = "" if self.judge.votes else "; majority votes are not reported, since this reward names no answers"
         return f"judged by {names}; a sample is right if {self.judge.metric} gives 1{votes}"
 
     def metrics(self, done: Sequence[Attempt], ks: Sequence[int] = ()) -> dict[str, float]:

@@ -132,7 +132,7 @@ def build(
     config = walk.visit(cls, mapping, ())
     if walk.problems:
         first, *others = walk.problems
-        raise UserError(_one_line(first + (f" (and {len(others)} more)" if others else "")))
+        raise UserError(first + (f" (and {len(others)} more)" if others else ""))
     return config
 
 
@@ -303,7 +303,8 @@ class _Walk:
         for key in value:
             if key not in fields:
                 at = (*path, key)
-                self.problems.append(f"{_dotted(at)}{self.origin(at)}: {self.unknown(at, value[key], fields)}")
+                unknown = self.unknown(at, value[key], fields)
+                self.problems.append(_one_line(f"{_dotted(at)}{self.origin(at)}: {unknown}"))
         values = {}
         for name, field in fields.items():
             if name in value:
@@ -372,7 +373,8 @@ class _Walk:
         return self.refuse(value, path, _expectation(messages) + _did_you_mean(value, _choices(tp)))
 
     def refuse(self, value: Any, path: Key, reason: str) -> None:
-        self.problems.append(f"{_dotted(path)}{'=' if path else ''}{_show(value)}{self.origin(path)}: {reason}")
+        where = f"{_dotted(path)}{'=' if path else ''}{_show(value)}{self.origin(path)}"
+        self.problems.append(_one_line(f"{where}: {reason}"))
 
     def origin(self, path: Key) -> str:
         """The origin of the value at ``path``, for a message; empty if it is not known."""

@@ -87,9 +87,11 @@ class RunDirectory:
                 "weights"
             )
         if self.has_steps and [line.partition(":")[0] for line in differ] == ["variant.source"]:
+            name = self._resolved["variant"]["name"]
             raise UserError(
-                f"{self.path} holds a run of {self._resolved['variant']['name']}, whose file has changed since the run "
-                "began\nrestore the file, or give this run another run.dir"
+                f"{self.path} holds a run of {name}, and the file {name.partition(':')[0]}.py has changed since\n"
+                f"restore the file, or start another run from its weights: grpojax export {self.path} --to FOLDER, "
+                "then model.path=FOLDER and another run.dir"
             )
         if differ and self.has_steps:
             raise UserError(
@@ -148,7 +150,9 @@ class RunDirectory:
         # The recipe goes last: a folder that has other files and no recipe counts as somebody else's.
         for x in recipe:
             x.unlink(missing_ok=True)
-        log.info("%s held a run without a step; this one takes its place (%s)%s", self.path, change, place)
+        log.info(
+            "%s held a run without a step; it begins anew with this recipe (changed: %s)%s", self.path, change, place
+        )
 
     def write(self) -> None:
         """Writes the recipe, and logs what has changed since the run was last started."""

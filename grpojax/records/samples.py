@@ -24,7 +24,8 @@ def sample_steps(directory: epath.PathLike) -> list[int]:
     names = [re.fullmatch(r"step_([0-9]{6})\.jsonl\.gz", file.name) for file in files.listing(folder)]
     steps = sorted(int(name[1]) for name in names if name)
     if not steps:
-        raise UserError(f"{folder} holds no samples")
+        there = files.path(directory).exists()
+        raise UserError(f"{folder} holds no samples" if there else f"{directory}: no such run")
     return steps
 
 

@@ -4,6 +4,7 @@ The validation set is evaluated on the run's schedule. It picks the best checkpo
 rates by it. The test set is evaluated once, with the final weights, and nothing is picked by it.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from grpojax.run import episodes
 
 SETS = ("validation", "test")
+TELL_S = 20.0  # between two lines on how far an evaluation is
 
 
 class HeldOut:
@@ -117,7 +119,12 @@ class HeldOut:
             sync=self._sync,
             **({} if self._players is None else self._players.in_evaluation(params, self.config, self._sync)),
         )
-        done = [attempt for batch in batches for attempt in batch]
+        done, told = list[evaluation.Attempt](), time.monotonic()
+        for batch in batches:
+            done += batch
+            if time.monotonic() - told > TELL_S and len(done) < len(problems):
+                told = time.monotonic()
+                log.info("%d/%d problems evaluated", len(done), len(problems))
         if processes.is_first():
             with recorder.optional(f"the evaluation of step {number} is not kept"):
                 evaluations.write(self._folder / folder / f"step_{number}.jsonl", done)
@@ -128,6 +135,8 @@ class HeldOut:
         summary = evaluation.report(lines, self.config)
         if summary:
             log.info("%s", summary)
+        if self.attempts:
+            log.info("the first held-out problems, with the answers of the final policy:")
         for attempt in self.attempts[:3]:
             sample = attempt.samples[0]
             verdict = evaluation.verdict(attempt, sample)

@@ -209,9 +209,12 @@ class Loop:
         self.table = metrics.Table(steps, columns=columns)
         self._began = self.done
         self.session.settle(finished=share >= 1)
-        if share >= 1:
-            where = self.session.directory
-            log.info("%s is finished: its %d steps are done; another run.dir starts another run", where, self.done)
+        if share >= 1 and self._tested:
+            log.info(
+                "%s is finished: step %d was the last; another run.dir starts another run",
+                self.session.directory,
+                self.done,
+            )
 
     # ------------------------------------------------------------------------------------------ the steps
 
@@ -222,7 +225,7 @@ class Loop:
                 with self.session.conduct(self._rescue) as outcome:
                     self._repeat()
             if outcome.finished and self.done > self._began:
-                log.info("finished after %d steps: %s", self.done, self.session.directory)
+                log.info("finished after step %d: %s", self.done, self.session.directory)
             return outcome.finished
         finally:
             self.close()

@@ -349,8 +349,8 @@ def _seeds(record: Record, pilot: str | None) -> list[str]:
         lines = ["warning: one seed gives no p-value; give at least --seeds 2, and more to show small differences"]
     else:
         lines = [
-            f"seeds {seeds}, comparisons {count}: a difference of {least:.2g} standard deviations or more is shown at "
-            "80 % power (paired t, 5 % over all comparisons; standard deviations of differences between seeds)"
+            f"seeds {seeds}, comparisons {count}: they show a difference of {least:.2g} times its spread between "
+            "seeds, at 80 % power (paired t, 5 % over all comparisons)"
         ]
     if pilot is None:
         return lines

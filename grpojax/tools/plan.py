@@ -156,7 +156,7 @@ def _tell_longest(config: Any, target: Any, model: Any) -> None:
         print(f"longest completion that fits: not estimated: {e}")
         return
     tokens = f"{found.tokens} tokens" if found.tokens else f"none of {plan_search.STEP} tokens or more"
-    print(f"longest completion that fits, by shapes: {tokens} ({found.why}); it is rollout.max_tokens")
+    print(f"longest completion that would fit, by shapes: {tokens} ({found.why}); rollout.max_tokens sets it")
 
 
 def _has_rollout(path: str) -> bool:

@@ -1,6 +1,7 @@
 """The chips that ``--topology`` and ``--devices`` name: a TPU slice, or a number of GPUs by their data sheet."""
 
 import dataclasses
+import importlib.util
 import itertools
 import math
 import os
@@ -181,4 +182,9 @@ def topology_devices(topology: str, slices: int = 1) -> list[Any]:
     try:
         return list(topologies.get_topology_desc(topology, platform="tpu", **options).devices)
     except Exception as e:  # libtpu may raise any type
-        raise UserError(f"no TPU topology {topology!r}: {e} (needs libtpu: pip install libtpu)") from e
+        if importlib.util.find_spec("libtpu") is None:
+            raise UserError(
+                f"--topology {topology} is a TPU's, whose compiler is missing: pip install libtpu (Linux, x86-64)\n"
+                "a GPU's, such as --topology h100, needs nothing"
+            ) from None
+        raise UserError(f"no TPU topology {topology!r}: {' '.join(str(e).split())[:300]}") from e

@@ -36,4 +36,4 @@ def _about(text: str) -> str:
     """The first sentence of the comment at its head, cut to a line."""
     head = re.match(r"(?:#.*\n)*", text)
     comment = " ".join(line.removeprefix("#") for line in (head[0] if head else "").splitlines())
-    return textwrap.shorten(re.split(r"(?<=\.)\s", comment.strip())[0], 110, placeholder=" ...")
+    return textwrap.shorten(re.split(r"(?<!Dr)(?<=\.)\s", comment.strip())[0], 110, placeholder=" ...")

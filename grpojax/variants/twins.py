@@ -16,8 +16,8 @@ def twin_at_one_update(variant: Variant) -> str | None:
 
     Example:
       >>> from grpojax import variants
-      >>> twin_at_one_update(variants.gspo())
-      "with one update a rollout the ratio is 1: gspo has the gradient of GRPO's clip on its own advantages"
+      >>> twin_at_one_update(variants.gspo()).partition(": ")[2]
+      "gspo has the gradient of GRPO's loss, on its own advantages"
       >>> twin_at_one_update(variants.grpo())
     """
     objective = variant.objective
@@ -29,8 +29,9 @@ def twin_at_one_update(variant: Variant) -> str | None:
         return None
     if surrogate == L.clipped() and ratio == "token":
         return None
-    known = {"sequence_mean": "GRPO's clip", "token_mean": "DAPO's clip"}
+    known = {"sequence_mean": "GRPO's loss", "token_mean": "DAPO's loss"}
     if variant.name == "dapo":
         known = {}
-    twin = known.get(objective.aggregate, f"any clip aggregated by {objective.aggregate!r}")
-    return f"with one update a rollout the ratio is 1: {variant.name} has the gradient of {twin} on its own advantages"
+    twin = known.get(objective.aggregate, f"a loss without a clip, aggregated by {objective.aggregate!r}")
+    begins = "with one update a rollout the ratio is 1 and no clip acts"
+    return f"{begins}: {variant.name} has the gradient of {twin}, on its own advantages"

@@ -99,11 +99,11 @@ def test_rows_of_files_that_are_in_two_parts_are_counted_with_the_remedy(tmp_pat
     train = loaded(written(tmp_path / "train.jsonl", "b?", "c?", "d?", "b?", "a"), held)
     assert len(train) == 5 and train.left_out == 0 and not train.notes("train", WORDS)
     (said,) = train.warnings("train")
-    assert said.startswith("3 problems of data.train are word for word in data.validation or data.test")
-    assert "take them out of one of the files, or give rows: [start, stop]" in said
+    assert said.startswith("3 problems of data.train are word for word in data.validation or data.test too")
+    assert "take them out of one of the files, or cut a source by rows: [start, stop]" in said
     validation = loaded(str(tmp_path / "validation.jsonl"), known_of(str(tmp_path / "train.jsonl")))
     assert validation.warnings("validation")[0].startswith(
-        "1 problems of data.validation are word for word in data.test"
+        "1 problems of data.validation are word for word in data.test too"
     )
 
 

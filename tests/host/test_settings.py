@@ -352,7 +352,7 @@ def test_accepted_values():
 
 
 def test_post_init_errors_name_the_section():
-    assert refused(steps=13) == "train: steps 13 brings bad luck use 12"
+    assert refused(steps=13) == "train: steps 13 brings bad luck\nuse 12"
     assert refusal(model={"path": "a", "revision": "a"}) == "path and revision are the same"
 
 

@@ -73,7 +73,7 @@ def test_a_run_without_a_step_gives_way_and_leaves_nothing(tmp_path, left, caplo
     start(run_of(tmp_path))
     left(tmp_path)
     start(run_of(tmp_path, seed=1))
-    said = f"{tmp_path} held a run without a step; this one takes its place (seed: 0 -> 1)"
+    said = f"{tmp_path} held a run without a step; it begins anew with this recipe (changed: seed: 0 -> 1)"
     assert set(caplog.messages) == {said}
     assert set(contents(tmp_path)) == {"config.json", "data.json"}
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == 1
@@ -260,7 +260,10 @@ def test_a_run_without_a_step_gives_way_to_another_method(tmp_path, caplog):
     caplog.set_level("INFO", "grpojax")
     start(run_of(tmp_path, method=METHOD))
     start(run_of(tmp_path, method=CHANGED))
-    assert "takes its place (options.eps: 0.0001 -> 1e-06; advantage.scale.eps: 0.0001 -> 1e-06)" in caplog.text
+    assert (
+        "begins anew with this recipe (changed: options.eps: 0.0001 -> 1e-06; advantage.scale.eps: 0.0001 -> 1e-06)"
+        in caplog.text
+    )
     assert json.loads((tmp_path / "config.json").read_text())["method"] == CHANGED
 
 

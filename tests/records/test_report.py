@@ -188,7 +188,9 @@ def test_a_message_without_content_is_of_no_difficulty(tmp_path):
 
 def test_what_must_be_known_is_said(built):
     notes = "\n".join(built.notes)
-    assert "gspo: with one update a rollout the ratio is 1: gspo has the gradient of GRPO's clip" in notes
+    assert (
+        "gspo: with one update a rollout the ratio is 1 and no clip acts: gspo has the gradient of GRPO's loss" in notes
+    )
     assert "grpo_7: 4 of 6 steps, unfinished: it was stopped, and can go on; it is in no result" in notes
     assert "The figures are of the validation set, by which rates and checkpoints are picked: no test set was" in notes
     assert built.changes == {"dapo": {"grpo": [report.NO_METHOD]}, "gspo": {"grpo": [report.NO_METHOD]}}

@@ -58,7 +58,9 @@ def test_a_refused_recipe_leaves_no_trace_and_a_run_without_a_step_gives_way(rec
     Trainer(few(recipe, tmp_path, place)).close()
     assert (place / "config.json").exists()
     Trainer(few(recipe, tmp_path, place, "train.seed=5")).close()
-    assert f"{place} held a run without a step; this one takes its place (train.seed: 0 -> 5)" in said.text
+    assert (
+        f"{place} held a run without a step; it begins anew with this recipe (changed: train.seed: 0 -> 5)" in said.text
+    )
     assert json.loads((place / "config.json").read_text())["train"]["seed"] == 5
 
 

@@ -392,7 +392,7 @@ def test_a_run_is_of_one_source(module, tmp_path):
     file.write_text(file.read_text() + "# changed\n")
     variants.registry._imported.cache_clear()  # as in another process
     changed = load(f"{module}:mine")
-    with pytest.raises(UserError, match=rf"run of {module}:mine, whose file has changed since the run began"):
+    with pytest.raises(UserError, match=rf"run of {module}:mine, and the file {module}.py has changed since"):
         directory(changed).check()
     with pytest.raises(UserError, match=r"variant\.source='\w{32}': .*:mine has changed since"):
         checks.variant_source(settings.build(recipes.Config, stored))

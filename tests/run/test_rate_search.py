@@ -213,7 +213,7 @@ def test_what_seeds_can_show_is_printed(tmp_path, logged):
     asked = made(tmp_path / "s", "grpo,gspo,cispo", rates=(), seeds=range(8))
     rate_search.run(asked, FakeQueue(None, stops=True), str(tmp_path / "pilot"))
     text = logged()
-    assert "seeds 8, comparisons 2: a difference of 1.3 standard deviations or more is shown at 80 % power" in text
+    assert "seeds 8, comparisons 2: they show a difference of 1.3 times its spread between seeds, at 80 % power" in text
     pilot = "pilot: a standard deviation is 0.141 of eval/accuracy by pairs of runs (4 runs, 1 degrees of freedom)"
     assert f"{pilot}, so that is a difference of 0.189" in text
     assert "gives no p-value" not in text

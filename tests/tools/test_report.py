@@ -107,7 +107,7 @@ def test_it_says_what_is_in_the_runs(page):
                  "Runs that failed count as 0", "failed seeds", "inconclusive",
                  "No margin was stated (--margin), so that no two methods are called the same",
                  "model.path: 'builtin:tiny' -> \"<&'>\"", "<b>gspo_0</b> 0", "what is 0 < 1 & 2?", "By difficulty",
-                 "gspo has the gradient of GRPO's clip"):  # fmt: skip
+                 "gspo has the gradient of GRPO's loss"):  # fmt: skip
         assert said in page.text, said
 
 

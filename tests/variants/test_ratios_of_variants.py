@@ -92,7 +92,7 @@ def test_twins_have_one_gradient(name):
 
 def test_what_the_line_says():
     line = variants.twin_at_one_update
-    assert "GRPO's clip" in line(variants.gspo()) and "DAPO's clip" in line(variants.cispo())
+    assert "GRPO's loss" in line(variants.gspo()) and "DAPO's loss" in line(variants.cispo())
     assert "aggregated by 'prompt_mean'" in line(variants.scale_rl())
     assert line(variants.gspo(ratio_denominator="sampler")) is None and line(variants.gspo(covariance="clip")) is None
     assert line(variants.grpo(clip_high=0.28)) is not None

@@ -30,10 +30,11 @@ def model_folder(path: str | os.PathLike) -> epath.Path:
         owner = path.parent.name
         # Whoever downloads models puts them into such folders, so that these are no owners.
         if str(path) == f"{owner}/{path.name}" and owner not in ("..", "models", "runs") and not path.parent.exists():
-            remedy = f"hf download {path} --local-dir models/{path.name}\nthen give models/{path.name}"
+            remedy = f"hf download {path} --local-dir models/{path.name}; then give models/{path.name}"
         else:
             remedy = f"hf download OWNER/{path.name or 'NAME'} --local-dir {path}"
-        raise UserError(f"{path}: no such folder; a model of the hub is downloaded first: {remedy}")
+        here = "" if path.is_absolute() else f" in {os.getcwd()}"
+        raise UserError(f"{path}: no such folder{here}\na model of the hub is downloaded first: {remedy}")
     return path
 
 

@@ -45,7 +45,12 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     file = path / "tokenizer.json"
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         refuse_adapter(named)
-        raise UserError(f"{named} holds no tokenizer (no tokenizer.json)")
+        run = (
+            f"; it is a run: grpojax export {named} --to FOLDER"
+            if (files.path(path) / "metrics.jsonl").exists()
+            else ""
+        )
+        raise UserError(f"{named} holds no tokenizer (no tokenizer.json){run}")
     check_tokenizer_files(named, path)
     if not file.exists():
         try:

@@ -25,7 +25,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4a6f\nsize 991
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B\nthen give models/Qwen3-0.6B"),
+        ("Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B; then give models/Qwen3-0.6B"),
         ("models/Qwen3-0.6B", "hf download OWNER/Qwen3-0.6B --local-dir models/Qwen3-0.6B"),
         ("tests/Qwen3-0.6B", "hf download OWNER/Qwen3-0.6B --local-dir tests/Qwen3-0.6B"),
         ("../Qwen3-0.6B", "hf download OWNER/Qwen3-0.6B --local-dir ../Qwen3-0.6B"),
