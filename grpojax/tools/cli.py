@@ -98,7 +98,8 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if overrides:
             sub.add_argument(about[0], help=about[1])
-            sub.add_argument("overrides", nargs="*", metavar="a.b=c", help=f"settings that replace the {about[0]}'s")
+            replace = f"settings that replace the {about[0]}'s"
+            sub.add_argument("overrides", nargs="*", metavar="a.b=c", default=[], help=replace)
         return sub
 
     for module in COMMANDS:
@@ -143,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     if wrong := [a for a in rest if a.startswith("-") or not hasattr(args, "overrides")]:
         whole.error(f"unrecognized arguments: {' '.join(wrong)}")
     if rest:
-        args.overrides += rest
+        args.overrides = [*args.overrides, *rest]
     from grpojax.host import startup
 
     startup.prepare()
