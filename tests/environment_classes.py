@@ -1,6 +1,7 @@
 """Environments that work, and some that do what they must not."""
 
 import asyncio
+import builtins
 import ctypes
 import os
 import random
@@ -68,7 +69,8 @@ class Misbehaves(Counter):
     """Does whatever it is told to."""
 
     def do(self, what: Literal["sleep", "exit", "crash", "segfault", "print", "long", "bytes", "none", "raise",
-                               "object", "memory", "fork", "leave", "spoil", "end_server"]) -> object:  # fmt: skip
+                               "object", "memory", "fork", "leave", "spoil", "end_server", "len", "text",
+                               "parts", "loop", "alarm"]) -> object:  # fmt: skip
         """Does something.
 
         Args:
@@ -103,7 +105,26 @@ class Misbehaves(Counter):
             os.lseek = None
         elif what == "end_server":
             os.kill(os.getppid(), signal.SIGKILL)
+        elif what == "len":
+            builtins.len = lambda x: 0
+        elif what == "text":
+            return _Text("7")
+        elif what == "parts":
+            return (str(i) for i in range(3))
+        elif what == "loop":
+            asyncio.get_event_loop().close()
+        elif what == "alarm":
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
         return None
+
+    async def later(self, a: int) -> int:
+        """Waits, and doubles.
+
+        Args:
+            a: what to double
+        """
+        await asyncio.sleep(0.3)
+        return 2 * a
 
 
 class Adversary(Misbehaves):
@@ -150,6 +171,13 @@ def behaviour_in(text):
 
 class _Uncommon(BaseException):
     pass
+
+
+class _Text(str):
+    """Cannot be read by the process that did not make it."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
 
 
 class _Odd:
@@ -274,6 +302,19 @@ def connects(port: int) -> str:
 def totals(prompts, completions, tokens, *, environments, **columns):
     """What instances of `Counter` have counted."""
     return [float(instance.total) for instance in environments]
+
+
+class Wraps:
+    """Passes on what it does not have, as many wrappers do: it cannot be unpickled."""
+
+    def __init__(self):
+        self.inner = Counter()
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def reset(self, **columns):
+        return self.inner.reset()
 
 
 class Returns:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+from grpojax.host.errors import UserError
+
 STAYS = "98765.3"  # seconds of the program that `clings` leaves behind
 
 
@@ -138,3 +140,14 @@ async def with_client(prompts, completions, tokens, **columns):
     for each in answers:
         _client[0].put_nowait(each)
     return [await asyncio.wait_for(each, 1) for each in answers]
+
+
+class Refusal(UserError):
+    """Cannot be unpickled."""
+
+    def __init__(self, number, what):
+        super().__init__(f"{number}: {what}")
+
+
+def refuses(prompts, completions, tokens, **columns):
+    raise Refusal(7, "no such key")

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import json
 import os
 import pickle
 import sys
@@ -92,7 +93,7 @@ class _Stateless:
 
 def make(made: Made) -> Any:
     """A new instance. Raises whatever its class does."""
-    return _Stateless() if made.path is None else sandbox.imported(made.path)(**made.options)
+    return _Stateless() if made.path is None else sandbox.call(sandbox.imported(made.path), **made.options)
 
 
 def tools_of(made: Made, instance: Any) -> list[Callable[..., Any]]:
@@ -276,7 +277,8 @@ def snapshot(episode: Episode) -> tuple[bytes | str, Played] | None:
         return None
     _printed()
     try:
-        return pickle.dumps(instance), Played()
+        pickle.loads(content := pickle.dumps(instance))  # a reward's worker must be able to
+        return content, Played()
     except Exception as e:
         return f"{type(e).__name__}: {e}", Played()
 
@@ -314,16 +316,17 @@ def _observation(value: Any) -> str | list[Mapping[str, Any]] | None:
             all(isinstance(m.get(key), str) for m in value for key in ("role", "content"))
             and value[-1]["role"] == "user"
         ):
-            return [{**m, "content": encodable(m["content"])} for m in value]
+            with contextlib.suppress(TypeError, ValueError):  # what is more than JSON
+                return json.loads(json.dumps([{**m, "content": encodable(m["content"])} for m in value]))
     raise TypeError(
         f"reset returned {value!r:.80}: give a text, None, or a list, of parts that have a text, or of messages that "
-        "have role and content, of which the last is the user's"
+        "have role and content and nothing that JSON lacks, of which the last is the user's"
     )
 
 
 def encodable(text: str) -> str:
     """Without lone surrogates, which a tokenizer does not take."""
-    return text.encode(errors="replace").decode()
+    return str.encode(text, errors="replace").decode()  # of a subclass too
 
 
 def _turn(made: Made, instance: Any, asked: Sequence[Asked], most_bytes: int) -> tuple[tuple[Answer, ...], bool]:
@@ -340,9 +343,11 @@ def _turn(made: Made, instance: Any, asked: Sequence[Asked], most_bytes: int) ->
 def _answer(tools: Mapping[str, Callable[..., Any]], asked: Asked, most_bytes: int) -> Answer:
     try:
         value = sandbox.call(tools[asked.name], **asked.arguments)
+        if inspect.isgenerator(value) or inspect.isasyncgen(value):
+            raise TypeError("the tool returned a generator; a tool returns its answer")
         if isinstance(value, bytes | bytearray | memoryview):
             value = bytes(value[: most_bytes + 1]).decode(errors="replace")
-        return Answer(_cut(value if isinstance(value, str) else str(value), most_bytes), False)
+        return Answer(_cut(str(value), most_bytes), False)
     except MemoryError:
         os._exit(sandbox.OUT_OF_MEMORY)
     except BaseException as e:  # also SystemExit: a tool that exits must not take the worker with it
@@ -360,11 +365,12 @@ def _said(error: BaseException) -> str:
 
 def _cut(text: str, most_bytes: int) -> str:
     """At most so many bytes of UTF-8; without halves of characters."""
+    text = encodable(text)
     if len(text) <= most_bytes // 4:
-        return encodable(text)
-    encoded = text.encode(errors="replace")
+        return text
+    encoded = text.encode()
     if len(encoded) <= most_bytes:
-        return encoded.decode()
+        return text
     return encoded[: max(most_bytes - len(CUT), 0)].decode(errors="ignore") + CUT
 
 

@@ -10,6 +10,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from grpojax.host.console import setup_console
+from grpojax.host.errors import UserError
 
 # glibc's mallopt parameters.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
@@ -17,8 +18,12 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
 def prepare() -> None:
     """Sets up console, allocator and import path. Reward functions may be in the current folder."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the folder that you are in is gone; go to another one (cd)") from None
+    if here not in sys.path:
+        sys.path.append(here)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     spare_libtpu(os.environ)

@@ -5,14 +5,17 @@ In a bucket, ``metrics.jsonl`` has the lines from before the run was last starte
 those of one step since then. A step's own object replaces its lines in the file.
 """
 
+import contextlib
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from etils import epath
 
 from grpojax.host import files
+from grpojax.host.console import log
 
 Line = dict[str, Any]
 
@@ -82,9 +85,23 @@ class Lines:
         if self._file is not None:
             self._file.write(_text([line]))
             self._file.flush()
+            self._file = self._there(self._file, line)
             return
         self._last = [*(x for x in self._last if x["step"] == line["step"]), line]
         self._uploads.write(self._directory / "metrics" / f"{line['step']:06d}.jsonl", _text(self._last))
+
+    def _there(self, file: IO[bytes], line: Line) -> IO[bytes]:
+        """The local file: another one, with this line, if somebody has removed or replaced it."""
+        path = os.fspath(self._directory / "metrics.jsonl")
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                return file
+        file.close()
+        file = open(path, "ab")  # noqa: SIM115  closed by `close`
+        file.write(_text([line]))
+        file.flush()
+        log.warning("%s was removed or replaced; its lines before step %d are gone", path, line["step"])
+        return file
 
     def close(self) -> None:
         """Ends the local file."""

@@ -100,7 +100,10 @@ class Workers:
         import pebble
 
         context = _Context()
-        ready, self._started = context.Semaphore(0), context.SimpleQueue()
+        try:
+            ready, self._started = context.Semaphore(0), context.SimpleQueue()
+        except OSError as e:
+            raise UserError(f"workers of rewards and tools need /dev/shm to be writable: {e.strerror}") from None
         self._groups: set[int] = set()
         pool = pebble.ProcessPool(
             self.count,

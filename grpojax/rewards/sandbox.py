@@ -1,6 +1,7 @@
 """A worker process and what may be done in it: no jax, no Ctrl-C, a limit to its memory."""
 
 import asyncio
+import builtins
 import contextlib
 import functools
 import importlib
@@ -26,6 +27,7 @@ OUT_OF_MEMORY = 87
 # Exit status of a worker in which our own code fails, as after a tool replaced what that calls.
 SPOILED = 88
 PF_EXITING = 4  # of a process that ends, in <linux/sched.h>
+_BUILTINS = {name: value for name, value in vars(builtins).items() if name != "_"}  # as in a fresh process
 
 
 def in_worker() -> bool:
@@ -67,7 +69,7 @@ def start(
         isolation.cut_network()
     if first is not None:
         first()
-    asyncio.set_event_loop(_loop())  # a client that a module makes while it is imported may bind to it
+    _open_loop()  # a client that a module makes while it is imported may bind to it
     for path in functions:
         with contextlib.suppress(BaseException):  # `probe` reports it, or the samples do
             imported(path)
@@ -125,9 +127,17 @@ def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
+def _open_loop() -> None:
+    """Makes the loop the one of this thread: another one if a user's function has closed it."""
+    if _loop().is_closed():
+        _loop.cache_clear()
+    asyncio.set_event_loop(_loop())
+
+
 def call(function: Callable[..., Any], /, *args: Any, **keywords: Any) -> Any:
     """What a user's function returns, awaited if it is asynchronous."""
     process = os.getpid()
+    _open_loop()
     try:
         value = function(*args, **keywords)
         if inspect.isawaitable(value):
@@ -145,20 +155,22 @@ def call(function: Callable[..., Any], /, *args: Any, **keywords: Any) -> Any:
 def job(function: Callable[P, R]) -> Callable[P, R]:
     """Makes a job of a function of ours that catches what a user's code raises.
 
-    If it raises nevertheless, or the fork server was ended meanwhile, the worker ends, and a fresh one takes its place.
-    Otherwise later jobs would pay for it.
+    If it raises nevertheless, or the fork server was ended meanwhile, or a built-in function was replaced, the worker
+    ends, and a fresh one takes its place. Otherwise later jobs would pay for it. So would they for an alarm that a
+    user's code has left on.
     """
-    end = os._exit  # a tool may replace it
+    end, stop_alarm = os._exit, getattr(signal, "setitimer", lambda *_: None)  # a tool may replace them
 
     @functools.wraps(function)
     def run(*args: P.args, **keywords: P.kwargs) -> R:
         server = os.getppid()
         try:
             value = function(*args, **keywords)
-            if os.getppid() == server and not _is_ending(server):
+            stop_alarm(signal.ITIMER_REAL, 0)
+            if os.getppid() == server and not _is_ending(server) and _BUILTINS.items() <= builtins.__dict__.items():
                 return value
-        except UserError:
-            raise
+        except UserError as e:
+            raise UserError(*map(str, e.args)) from None  # a subclass may not be known to the run's process
         except BaseException:
             pass
         end(SPOILED)

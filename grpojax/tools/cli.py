@@ -147,8 +147,8 @@ def main(argv: list[str] | None = None) -> int:
         args.overrides = [*args.overrides, *rest]
     from grpojax.host import startup
 
-    startup.prepare()
     try:
+        startup.prepare()
         with _company(args):
             status = args.run(args)
         return status if _printed("") else 1

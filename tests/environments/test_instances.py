@@ -113,7 +113,7 @@ def misbehave(workers, what, neighbours=2):
 
 @pytest.mark.parametrize(("what", "reason"), [
     ("sleep", "timeout"), ("crash", "crash"), ("segfault", "crash"), ("memory", "memory"), ("print", "flood"),
-    ("leave", "crash"), ("spoil", "broken"),
+    ("leave", "crash"), ("spoil", "broken"), ("len", "broken"),
 ])  # fmt: skip
 def test_one_that_misbehaves_is_invalid_and_its_neighbours_go_on(start, what, reason, caplog):
     workers = start("Misbehaves", seconds=3 if what == "sleep" else 30)
@@ -126,6 +126,25 @@ def test_one_that_misbehaves_is_invalid_and_its_neighbours_go_on(start, what, re
     assert workers.invalid == {reason: 1} and f"Misbehaves: {reason}" in caplog.text
     workers.play({(1, 0): call("add", a=1)})
     assert all_replies(workers, 1)[1, 0].invalid == reason
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("text", "7"), ("parts", "Error: TypeError: the tool returned a generator")]
+)
+def test_an_answer_reaches_the_run_as_plain_text(start, what, said):
+    content = misbehave(start("Misbehaves"), what)[1, 0].messages[0]["content"]
+    assert type(content) is str and content.startswith(said)
+
+
+@pytest.mark.parametrize("what", ["loop", "alarm"])
+def test_what_a_tool_leaves_behind_hurts_no_later_call(start, what):
+    workers = start("Misbehaves")
+    workers.open({(1, 0): {}, (1, 1): {}})
+    workers.play({(1, 0): call("do", what=what)})
+    all_replies(workers, 1)
+    workers.play({(1, 1): call("later", a=21)})
+    assert all_replies(workers, 1)[1, 1].messages[0]["content"] == "42"
+    assert not workers.invalid
 
 
 def test_one_that_ends_the_fork_server_each_time_is_invalid(start, monkeypatch):
@@ -275,10 +294,11 @@ def test_rewards_get_copies_of_the_instances(start):
     assert scores.total.tolist() == [5.0, 2.0]
 
 
-def test_an_instance_that_cannot_be_copied_is_an_error_that_names_it(start):
-    workers = start("Unpicklable")
+@pytest.mark.parametrize("name", ["Unpicklable", "Wraps"])
+def test_an_instance_that_cannot_be_copied_is_an_error_that_names_it(start, name):
+    workers = start(name)
     workers.open({(1, 0): {}})
-    with pytest.raises(UserError, match="Unpicklable' cannot be given to rewards.*\n.*get_reward"):
+    with pytest.raises(UserError, match=f"{name}' cannot be given to rewards.*\n.*get_reward"):
         workers.snapshots([(1, 0)])
 
 

@@ -13,6 +13,7 @@ from grpojax.host import startup
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.rewards import RewardConfig, Rewards
+from grpojax.tools import cli
 
 
 def test_reward_functions_in_this_folder_can_be_imported(tmp_path, monkeypatch):
@@ -146,3 +147,12 @@ def test_commands_say_nothing_on_standard_error(tmp_path):
     assert standard_error(*command, "train", "configs/quickstart.yaml", run, "optimizer.warmup_steps=0", *SMALL) == ""
     assert standard_error(*command, "eval", f"{tmp_path}/run", "--limit", "2", "--max-tokens", "4") == ""
     assert standard_error(*command, "sample", "builtin:tiny", "--prompt", "1", "--max-tokens", "2") == ""
+
+
+def test_a_folder_that_is_gone_is_a_line(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert cli.main(["recipes"]) == 2
+    assert capsys.readouterr().err == "grpojax: the folder that you are in is gone; go to another one (cd)\n"

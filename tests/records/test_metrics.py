@@ -17,8 +17,8 @@ from grpojax.host import files
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs.compiling import program
+from grpojax.records import lines, samples
 from grpojax.records import metrics as tracking
-from grpojax.records import samples
 
 NAN = float("nan")
 ROW = {"prompt": "1+1=", "completion": "2", "reward": 1.0, "length": 3}
@@ -149,6 +149,17 @@ def said(monkeypatch):
 
 STEP = {"reward": 0.5, "frac_reward_zero_std": 0.25, "completions/mean_length": 10.0, "entropy": 1.0, "grad_norm": 0.1,
         "tokens_per_s": 100.0, "time/step_s": 2.0}  # fmt: skip
+
+
+def test_a_file_that_was_removed_is_begun_again_with_a_warning(tmp_path, caplog):
+    written = lines.Lines(tmp_path, 0, None)
+    for step in (1, 2, 3):
+        written.append({"step": step})
+        if step == 1:
+            (tmp_path / "metrics.jsonl").unlink()
+    written.close()
+    assert lines.read(tmp_path) == [{"step": 2}, {"step": 3}]
+    assert "metrics.jsonl was removed or replaced; its lines before step 2 are gone" in caplog.text
 
 
 def test_a_terminal_gets_a_table_with_the_time_left(said):

@@ -303,6 +303,12 @@ with contextlib.suppress(KeyboardInterrupt):
     assert (process.returncode, said) == (0, "")
 
 
+def test_an_error_of_a_class_of_the_users_own_ends_the_run_with_its_message():
+    with Rewards([RewardConfig(name="reward_functions:refuses")]) as scorer:
+        with pytest.raises(UserError, match="^7: no such key$"):
+            scorer(["p"], ["c"], [[1]], {})
+
+
 def test_what_cannot_be_imported_is_a_user_error(console):
     with pytest.raises(UserError, match="'reward_functions:nowhere' cannot be imported: AttributeError"):
         Rewards([RewardConfig(name="reward_functions:nowhere")])
