@@ -1,6 +1,9 @@
 """The registered comparisons (``docs/registration.md``), from the runs of their sweeps.
 
 python -m configs.experiments.verdicts failing runs/experiments --json failing.json
+
+``--keep FILE`` notes the outcomes of all runs that are over in a file of its own, and reads there those of runs whose
+folders are gone: a row may be made in parts, and on several machines.
 """
 
 import argparse
@@ -140,26 +143,41 @@ def read(folder):
     return {m.name: {run.seed: run for run in m.ended} for m in methods}, notes
 
 
-def compare(families, folder):
-    """A mapping for each comparison of a row, and notes."""
-    out, sweeps, notes = [], {}, []
-    for name in dict.fromkeys(name for family in families for names in family.sweeps for name in names):
-        sweeps[name], more = read(folder / name)
+def sweeps_of(families):
+    """The names of a row's sweeps."""
+    return list(dict.fromkeys(name for family in families for names in family.sweeps for name in names))
+
+
+def outcomes(families, folder):
+    """The outcomes of a row's runs that are over, by sweep, label and seed, and notes on the others."""
+    found, notes = {}, []
+    for name in filter(lambda name: (folder / name).exists(), sweeps_of(families)):
+        methods, more = read(folder / name)
         notes += more
-    first = next(iter(sweeps.values()))
+        for label, runs in methods.items():
+            for seed, run in runs.items():
+                values = {family.outcome.__name__: family.outcome(run) for family in families}
+                found[name, label, seed] = values | {"grad_norm": (measure(run)["grad_norm"] or {}).get("mean")}
+    return found, notes
+
+
+def compare(families, found):
+    """A mapping for each comparison of a row, from its runs' `outcomes`; raises `SystemExit` if some are missing."""
+    out, first = [], sweeps_of(families)[0]
     for family in families:
+        outcome = family.outcome.__name__
         rows = [(names, *pair) for names in family.sweeps for pair in family.pairs]
         made = []
         for names, *pair in rows:
-            runs = [[first[x] if x in family.once else sweeps[n].get(x, {}) for n in names] for x in pair]
-            seeds = sorted(set.intersection(*(set(x) for each in runs for x in each)))
+            places = [[(first if x in family.once else name, x) for name in names] for x in pair]
+            seeds = sorted(
+                set.intersection(*({s for *at, s in found if (*at,) == place} for each in places for place in each))
+            )
             if len(seeds) < family.seeds:
-                raise SystemExit(
-                    f"{folder}: {' and '.join(pair)} have {len(seeds)} of {family.seeds} seeds: no verdict yet"
-                )
-            values = [{s: [family.outcome(x[s]) for x in each] for s in seeds} for each in runs]
+                raise SystemExit(f"{' and '.join(pair)} have {len(seeds)} of {family.seeds} seeds: no verdict yet")
+            values = [{s: [found[*place, s][outcome] for place in each] for s in seeds} for each in places]
             seeds = [s for s in seeds if all(x is not None for v in values for x in v[s])]
-            norms = [[(measure(x[s])["grad_norm"] or {}).get("mean") for x in each for s in seeds] for each in runs]
+            norms = [[found[*place, s]["grad_norm"] for place in each for s in seeds] for each in places]
             made.append((
                 [{s: float(np.mean(v[s])) for s in seeds} for v in values],
                 [float(np.mean([x for x in each if x is not None])) for each in norms],
@@ -167,10 +185,20 @@ def compare(families, folder):
         differences = [[a[s] - b[s] for s in a] for (a, b), _ in made]
         for (names, a, b), (values, norms), v in zip(rows, made, verdicts(differences, family.margin), strict=True):
             out.append({
-                "outcome": family.outcome.__name__, "margin": family.margin, "sweeps": names, "method": a, "other": b,
+                "outcome": outcome, "margin": family.margin, "sweeps": names, "method": a, "other": b,
                 "values": values, "grad_norms": norms, **dataclasses.asdict(v),
             })  # fmt: skip
-    return out, notes
+    return out
+
+
+def keep(file, row, found):
+    """Adds the outcomes of a row's runs to a file, and returns all that it has of the row. What is there stays."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    names = ("row", "sweep", "method", "seed")
+    known = {tuple(line[name] for name in names): line for line in lines}
+    known = {(row, *at): dict(zip(names, (row, *at), strict=True)) | x for at, x in found.items()} | known
+    file.write_text("".join(json.dumps(known[at]) + "\n" for at in sorted(known)))
+    return {at[1:]: line for at, line in known.items() if at[0] == row}
 
 
 def main():
@@ -178,9 +206,13 @@ def main():
     parser.add_argument("row", choices=ROWS)
     parser.add_argument("folder", type=Path, help="the folder that has the rows' folders")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path, help="JSON lines with the outcomes of runs that are over")
     args = parser.parse_args()
-    found, notes = compare(ROWS[args.row], args.folder / args.row)
+    runs, notes = outcomes(ROWS[args.row], args.folder / args.row)
     print(*notes, sep="\n")
+    if args.keep:
+        runs = keep(args.keep, args.row, runs)
+    found = compare(ROWS[args.row], runs)
     print("| outcome | sweep | method | other | seeds | norms | difference | 95 % | p | p, margin | verdict |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for x in found:

@@ -69,4 +69,4 @@ def text_of(name: str) -> str:
         named = (path.parent / base[1]).resolve().relative_to(folder().resolve())
         return f"base: {named.as_posix().removesuffix('.yaml')}"
 
-    return re.sub(r"^base: (\S+)", by_name, path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return re.sub(r"^base: +(\S+)", by_name, path.read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from grpojax.advantages import Signals
+from grpojax.host import isolation
 from grpojax.host.errors import UserError
 from grpojax.rewards import RewardConfig, Rewards, sandbox, steps, worker
 from grpojax.variants import get
@@ -173,7 +174,10 @@ def test_a_weight_has_a_size():
 @pytest.fixture(scope="module")
 def rewards():
     each = ("one_for_all", "takes_what_it_gets", "swings", "column_vector", "forks")
-    with Rewards([RewardConfig(name=f"misbehaving:{name}", label=name, weight=1.0) for name in each]) as made:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "processes_can_be_contained", lambda: False)  # `forks` tells ids that are true here
+        made = Rewards([RewardConfig(name=f"misbehaving:{name}", label=name, weight=1.0) for name in each])
+    with made:
         yield made
 
 

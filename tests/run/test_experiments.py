@@ -24,6 +24,7 @@ CHANCE = np.random.default_rng(0).random((5, 6), np.float32)
 @pytest.fixture(autouse=True)
 def from_the_checkout(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr(variants.registry, "_ALL", dict(variants.registry._ALL))  # which the arms join
 
 
 def advantages(name, rewards, chance=CHANCE, **signals):
@@ -112,7 +113,7 @@ def test_the_registered_commands_run_all_arms_of_the_registered_comparisons():
                 assert needed <= labels and len(seeds) == family.seeds, folder
 
 
-def test_verdicts_are_of_whole_rows_and_take_the_mean_of_joined_sweeps(monkeypatch):
+def test_verdicts_are_of_whole_rows_and_take_the_mean_of_joined_sweeps(monkeypatch, tmp_path):
     from configs.experiments import verdicts
 
     runs = {"a": {"x": [0.9, 0.8], "y": [0.5, 0.6]}, "b": {"x": [0.7, 0.8]}}
@@ -121,11 +122,30 @@ def test_verdicts_are_of_whole_rows_and_take_the_mean_of_joined_sweeps(monkeypat
     monkeypatch.setattr(verdicts, "measure", lambda run: {"grad_norm": {"mean": run}})
     given = {"outcome": lambda run: run, "margin": 0.1, "pairs": (("x", "y"),), "sweeps": (("a", "b"),), "once": ("y",)}
     given["outcome"].__name__ = "itself"
-    (found,), _ = verdicts.compare([verdicts.Family(**given, seeds=2)], Path("row"))
+    two = verdicts.Family(**given, seeds=2)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    made, _ = verdicts.outcomes([two], tmp_path)
+    (found,) = verdicts.compare([two], made)
     np.testing.assert_allclose(found["difference"], ((0.8 - 0.5) + (0.8 - 0.6)) / 2)
     np.testing.assert_allclose(found["grad_norms"], [0.8, 0.55])
     with pytest.raises(SystemExit, match="x and y have 2 of 8 seeds: no verdict yet"):
-        verdicts.compare([verdicts.Family(**given)], Path("row"))
+        verdicts.compare([verdicts.Family(**given)], made)
+
+
+def test_outcomes_that_are_kept_join_those_of_another_machine(tmp_path):
+    from configs.experiments import verdicts
+
+    file = tmp_path / "kept.jsonl"
+    one, two = {("a", "x", 0): {"itself": 1.0, "grad_norm": None}}, {("a", "x", 1): {"itself": 2.0, "grad_norm": 3.0}}
+    assert [x["itself"] for x in verdicts.keep(file, "r", one).values()] == [1.0]
+    assert verdicts.keep(file, "other", two).keys() == {("a", "x", 1)}
+    again = {("a", "x", 0): {"itself": 5.0, "grad_norm": None}} | two
+    assert {at: x["itself"] for at, x in verdicts.keep(file, "r", again).items()} == {
+        ("a", "x", 0): 1.0,  # the first run stays
+        ("a", "x", 1): 2.0,
+    }
+    assert len(file.read_text().splitlines()) == 3
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_a_gpu_is_planned_by_its_sheet(capsys):
     assert cli.main(command) == 0
     out = capsys.readouterr().out
     assert "estimated from shapes" in out and "a step takes at least" in out
-    assert re.search(r"longest completion that fits, by shapes: \d{4} tokens \(memory of rollout\)", out)
+    assert re.search(r"longest completion that would fit, by shapes: \d{4} tokens \(memory of rollout\)", out)
     assert cli.main([*command, "--layers", "3"]) == 0
     assert "all numbers are for a model with 3 layers" in capsys.readouterr().out
 
@@ -92,7 +92,7 @@ def test_what_a_compiler_refuses_gets_a_split_that_needs_less_by_shapes(monkeypa
     assert cli.main(["plan", str(GSM8K), *seven, "--topology", "v5e-8"]) == 1
     out = capsys.readouterr().out
     assert asked == ["v5e:2x4"] and "by shapes it fits with mesh.data=1 mesh.fsdp=2 mesh.tensor=4" in out
-    assert "a step takes" not in out and "longest completion that fits, by shapes" in out
+    assert "a step takes" not in out and "longest completion that would fit, by shapes" in out
 
 
 def test_a_shape_that_nobody_published_is_told(capsys):
