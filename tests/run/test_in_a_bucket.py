@@ -17,7 +17,6 @@ from grpojax.records import samples
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 SHORT = ("train.steps=4", "train.checkpoint_every=1", "train.eval_every=0", "train.eval_limit=4",
-         "data.test.rows=[0, 4]",
          "rollout.prompts=2", "rollout.group=4", "rollout.max_tokens=12", "profile.steps=[4, 4]")  # fmt: skip
 RUN = f"{bucket.URL}/runs/first"
 COMMANDS = "import json, sys; from grpojax.tools.cli import main; sys.exit(any(map(main, json.loads(sys.argv[1]))))"
@@ -40,14 +39,18 @@ def after(run: str, place: str) -> list[list[str]]:
     ]
 
 
+def data_in(place: str) -> dict[str, str]:
+    test = f"{place}/test.jsonl"
+    parts = {"validation": f"{{path: '{test}', rows: [4, 132]}}", "test": f"{{path: '{test}', rows: [0, 4]}}"}
+    return {"data.train": f"{place}/train.jsonl"} | {f"data.{name}": given for name, given in parts.items()}
+
+
 @pytest.mark.slow
 def test_a_life_in_a_bucket(tmp_path):
     with bucket.clients(tmp_path / "server") as proxy:
         inputs = {
             "model.path": bucket.put_folder(Path(data.locate("builtin:tiny")), "tiny"),
-            "data.train": f"{bucket.URL}/data/train.jsonl",
-            "data.validation.path": f"{bucket.URL}/data/test.jsonl",
-            "data.test.path": f"{bucket.URL}/data/test.jsonl",
+            **data_in(f"{bucket.URL}/data"),
         }
         bucket.put_folder(Path(data.locate("builtin:arithmetic")), "data")
         given = [f"{name}={place}" for name, place in inputs.items()]
@@ -74,7 +77,10 @@ def test_a_life_in_a_bucket(tmp_path):
         commands(*after(RUN, bucket.URL), env=env)
 
         local = tmp_path / "runs/first"
-        commands(["train", str(QUICKSTART), f"run.dir={local}", *SHORT], *after(str(local), str(tmp_path)), env={})
+        here = [f"{name}={value}" for name, value in data_in("builtin:arithmetic").items()]
+        commands(
+            ["train", str(QUICKSTART), f"run.dir={local}", *SHORT, *here], *after(str(local), str(tmp_path)), env={}
+        )
         assert proxy.met > 10
         proxy.faults = iter(())
         assert runs.numbers(RUN) == runs.numbers(local)
