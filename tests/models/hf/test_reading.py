@@ -210,7 +210,7 @@ NORM = "model__norm__weight"
 
 
 DAMAGE = {
-    "folder": (lambda folder: folder.rename(folder.with_name("gone")), "in: no such folder; .* hf download"),
+    "folder": (lambda folder: folder.rename(folder.with_name("gone")), "in: no such folder\n.* hf download"),
     "config missing": (remove("config.json"), "in has no config.json"),
     "config damaged": (truncate("config.json", 40), "config.json is damaged"),
     "config a list": (lambda folder: (folder / "config.json").write_text("[]"), "config.json is damaged"),
