@@ -93,7 +93,8 @@ def files_of_the_guide(tmp_path_factory, monkeypatch):
 
 @pytest.mark.parametrize(("page", "code"), [(page, text) for page, kind, text in BLOCKS if kind == "python"])
 @pytest.mark.slow
-def test_python_runs(page, code):
+def test_python_runs(page, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     exec(compile(code, page, "exec"), {})
 
 
