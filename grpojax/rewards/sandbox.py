@@ -137,7 +137,8 @@ def _open_loop() -> None:
 def call(function: Callable[..., Any], /, *args: Any, **keywords: Any) -> Any:
     """What a user's function returns, awaited if it is asynchronous."""
     process = os.getpid()
-    _open_loop()
+    if in_worker():  # elsewhere the loop of the thread is not ours to choose, as in a notebook
+        _open_loop()
     try:
         value = function(*args, **keywords)
         if inspect.isawaitable(value):

@@ -1,5 +1,6 @@
 """Workers survive what they run, end with their run, and nothing invalid becomes a number."""
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -17,7 +18,7 @@ from reward_functions import STAYS
 
 from grpojax.host import isolation
 from grpojax.host.errors import UserError
-from grpojax.rewards import RewardConfig, Rewards, RewardsConfig
+from grpojax.rewards import RewardConfig, Rewards, RewardsConfig, sandbox
 
 HERE = Path(__file__).parents[1]
 
@@ -301,6 +302,17 @@ with contextlib.suppress(KeyboardInterrupt):
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, "")
+
+
+def test_outside_of_a_worker_the_event_loop_of_the_thread_stays():
+    own = asyncio.new_event_loop()  # as a notebook has one
+    asyncio.set_event_loop(own)
+    try:
+        sandbox.call(len, "")
+        assert asyncio.get_event_loop_policy().get_event_loop() is own
+    finally:
+        asyncio.set_event_loop(None)
+        own.close()
 
 
 def test_an_error_of_a_class_of_the_users_own_ends_the_run_with_its_message():
