@@ -28,12 +28,13 @@ from xml.sax.saxutils import escape
 import yaml
 
 from grpojax import variants
+from grpojax.cli import main as cli
+from grpojax.extensions.plan import plan_search, plan_table
+from grpojax.extensions.plan.plan_shapes import SHAPES
+from grpojax.extensions.supervised.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run import alarms, exclusions
 from grpojax.run import recipe as recipes
-from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.recipe import Config
-from grpojax.tools import cli, plan_search, plan_table
-from grpojax.tools.plan_shapes import SHAPES
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -564,7 +565,7 @@ def layers_figure() -> str:
     """The layers as a picture: a package imports only from rows above its own."""
     width, row, top, left = 760, 58, 30, 118
     rows = layers()
-    pure = {name for layer in rows[:4] for branch in layer for name in branch} - {"host"}
+    pure = {name for layer in rows[:4] for branch in layer for name in branch} - {"host", "extension"}
     height = top + row * len(rows) + 8
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '

@@ -1,6 +1,6 @@
 """The arrays that a compiled program writes for each token. A sampler must not copy weights or caches."""
 
-from grpojax.tools import hlo
+from grpojax.extensions.plan import hlo
 
 
 def each_token(text: str, least: int) -> list[tuple[str, str, int]]:

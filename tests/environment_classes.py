@@ -159,7 +159,7 @@ behaved = Counts[str]()
 
 def behaviour_in(text):
     """Adds, or does one of `BEHAVIOURS`; counts them."""
-    from grpojax.environments.calls import Call  # not at the top: every worker would import it
+    from grpojax.extensions.episodes.calls import Call  # not at the top: every worker would import it
 
     number = zlib.crc32(text.encode())
     if number % 2:

@@ -7,13 +7,13 @@ import zlib
 
 import numpy as np
 
-from grpojax.environments.calls import Call
-from grpojax.environments.episodes import Reply
+from grpojax.extensions.episodes.calls import Call
+from grpojax.extensions.episodes.types import Reply
 
 
 class Fake:
-    """`grpojax.environments.episodes.Environments`. Two turns of three call a tool. One of nine calls fails, and half
-    of these are malformed.
+    """`grpojax.extensions.episodes.types.Environments`. Two turns of three call a tool. One of nine calls fails, and
+    half of these are malformed.
 
     Args:
       late: seed of how long each answer takes: it comes in the first, second or third call of `replies`. None for at

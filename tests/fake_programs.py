@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from grpojax.programs import sampler
-from grpojax.run import finetune, programs, trainer
+from grpojax.run import trainer
 
 
 class Fake:
@@ -50,11 +50,15 @@ def fakes_of(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def in_place():
-    """Inside the context, a run that is opened has fakes for its programs, and samples that no model has drawn."""
+def in_place(*makers: tuple[Any, str]):
+    """Inside the context, a run that is opened has fakes for its programs, and samples that no model has drawn.
+
+    Args:
+      makers: other modules than the trainer's that make programs, with the name of their function for it.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        for user, name in ((trainer, "make_programs"), (finetune, "make_supervised_programs")):
-            make = getattr(programs, name)
+        for user, name in ((trainer, "make_programs"), *makers):
+            make = getattr(user, name)
             patch.setattr(user, name, lambda *given, make=make: fakes_of(make(*given)))
         patch.setattr(sampler, "sample_groups", sample_groups)
         yield

@@ -41,7 +41,7 @@ from grpojax.host import startup
 startup.prepare()
 from grpojax.host import joining
 joining.HEARTBEAT_S = {silent_s}
-from grpojax.tools import cli
+from grpojax.cli import main as cli
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -25,8 +25,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from grpojax.environments import facts, frozen_lake, reasoning
-from grpojax.environments.retrieval import Search
+from grpojax.extensions.problems import facts, frozen_lake, reasoning
+from grpojax.extensions.problems.retrieval import Search
 from grpojax.models import Compute, Decoder, DecoderConfig, hf, score
 from grpojax.types import Rows, Scalar
 

@@ -12,7 +12,7 @@ import numpy as np
 from runs import numbers
 from tiny_run import make_mixture, make_run
 
-from grpojax.tools import cli
+from grpojax.cli import main as cli
 
 SEEDS, STEPS = 3, 8
 SIZES = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

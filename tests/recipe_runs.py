@@ -1,14 +1,19 @@
 """Twenty steps of a recipe of ``configs/variants`` on the tiny random model, with what each step learned from."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
+import advantage_oracles as oracles
 import jax
 import numpy as np
+import pytest
 import yaml
+from oracles import close
 from runs import Trainer, numbers
 from tiny_run import make_teacher
+from variant_examples import in_core
 
 from grpojax import masked
 from grpojax.run import recipe as config
@@ -16,6 +21,7 @@ from grpojax.run.packed_batch import whole
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "variants"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+FAST = "optimizer={learning_rate: 0.05}"
 STEPS = 20
 # Its samples have one length, so that an update compiles once. These need several, which the model's end of text gives.
 RAGGED = ("grpo_lambda_length", "opo")
@@ -146,3 +152,54 @@ def weighed(trainer):
         return _step(learner, minis, batch, signals)
     finally:
         trainer.close()
+
+
+CORE = [name for name in NAMES if in_core(variant(name)["name"])]
+OTHERS = [name for name in NAMES if name not in CORE]
+
+# ------------------------------------------------------------------------------------------------ what is asked of each
+
+
+def grpo(s, ddof=1):
+    return oracles.advantages(s.rewards, scale="group", ddof=ddof)
+
+
+def on_tokens(s, values):
+    return np.where(s.mask, values[..., None], 0.0)
+
+
+def some(name, least=0.0):
+    return lambda run: max(line.get(name, math.nan) for line in run.lines) > least
+
+
+def trained(name, recipe, directory, *more):
+    """A run of a recipe to its end, whose numbers are finite and which has learned."""
+    made = run(load(name, recipe.parent, directory, *more), ragged=name in RAGGED)
+    assert len(made.lines) == len(made.steps) == STEPS
+    assert all(np.isfinite(line["loss"]) for line in made.lines if "loss" in line)
+    assert max(line.get("grad_norm", 0.0) for line in made.lines) > 1e-3
+    return made
+
+
+def apart_from_grpo(made, expected):
+    """Every step learned from what ``expected`` says; whether that is ever another thing than GRPO's advantages."""
+    apart = 0.0
+    for step in made.steps:
+        want, plain = (x if x.ndim == 3 else on_tokens(step, x) for x in (expected(step), grpo(step)))
+        close(step.advantages, want, atol=2e-5, rtol=1e-4)
+        apart = max(apart, np.abs(want - plain).max())
+    return apart > 1e-3
+
+
+def leaves_the_plain_clip(name, made, recipe, directory):
+    """The first update of a rollout is that of PPO's clip, the last is not; GSPO-token's are all GSPO's."""
+    objective = made.config.method.variant.objective
+    plain = {"name": "grpo", "aggregate": objective.aggregate, "kl_coef": objective.kl_coef}
+    other = run(load(name, recipe.parent, directory / "plain", FAST, f"variant={plain}", "train.steps=1"))
+    mine, theirs = made.steps[0].norms, other.steps[0].norms
+    assert len(mine) == len(theirs) == 4
+    assert mine[0] == pytest.approx(theirs[0], rel=1e-3)
+    assert abs(mine[-1] / theirs[-1] - 1) > 4e-3
+    if name == "gspo_token":
+        gspo = load("gspo", recipe.parent, directory / "gspo", FAST, "train.steps=1")
+        assert run(gspo).steps[0].norms == pytest.approx(mine, rel=1e-3)

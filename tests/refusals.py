@@ -1,8 +1,8 @@
-"""What a mistake on the command line says."""
+"""What a mistake on the command line says, in a recipe that has none."""
 
 from pathlib import Path
 
-QUICKSTART = str(Path(__file__).parents[1] / "configs" / "quickstart.yaml")
+RECIPE = str(Path(__file__).parent / "sums.yaml")
 
 
 def check_said(message, capsys):

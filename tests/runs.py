@@ -16,7 +16,7 @@ from grpojax.run import trainer
 HERE = Path(__file__).parent
 
 
-CLI = ("-m", "grpojax.tools.cli")
+CLI = ("-m", "grpojax.cli.main")
 
 
 def start(

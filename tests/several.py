@@ -8,7 +8,7 @@ import runs
 
 COMMANDS = """
 import json, sys
-from grpojax.tools import cli
+from grpojax.cli import main as cli
 for arguments in json.loads(sys.argv[1]):
     print("status", cli.main(arguments), flush=True)
 """

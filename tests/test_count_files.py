@@ -43,6 +43,7 @@ def test_what_runs_in_a_step_and_what_is_traced_is_counted(package):
         in_step = False
         host.g()
     assert counter.ran == {"host.py": {"A.f"}} and counter.traced == {"device.py": {"double"}}
+    assert counter.whole == {"host.py": {"A.f", "g"}, "device.py": {"double"}}
 
 
 def test_outside_of_it_nothing_is_counted(package):
@@ -51,3 +52,12 @@ def test_outside_of_it_nothing_is_counted(package):
         pass
     importlib.import_module("counted.host").g()
     assert not counter.ran and count_files.jax.jit is jit and sys.getprofile() is None
+
+
+def test_lines_of_functions_are_counted_once(tmp_path):
+    text = "class A:\n    def f(self):\n\n        def g():\n            pass\n        return g\ndef h():\n    pass\n"
+    (tmp_path / "a.py").write_text(text)
+    names = [name for name, _ in count_files.defined(tmp_path / "a.py")]
+    assert names == ["A.f", "A.f.<locals>.g", "h"]
+    assert count_files.size(tmp_path, {"a.py": {*names}}) == "1 files, 3 functions of 7 lines"
+    assert count_files.size(tmp_path, {"a.py": {"h", "<lambda>"}}) == "1 files, 2 functions of 2 lines"

@@ -4,21 +4,14 @@ libtpu stays in the process that loads it, and these tests have CPU options of X
 """
 
 import atexit
-import dataclasses
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from grpojax.models import DecoderConfig
-from grpojax.tools.plan_report import ProgramReport
-
-QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 
 SERVER = """
 import contextlib, io, json, sys, traceback
@@ -60,41 +53,3 @@ def run(code: str, *args: str) -> SimpleNamespace:
     answer = _process.stdout.readline()
     assert answer, f"the process died with status {_process.wait()}"
     return SimpleNamespace(**json.loads(answer))
-
-
-# What a program of `run` has to begin with to plan recipes: `planned(model, topology, programs, recipe)`.
-PLANNED = """
-import dataclasses, json, sys
-from unittest import mock
-from grpojax.models import DecoderConfig, compute_of
-from grpojax.models.decoder_config import Experts
-from grpojax.run import recipe
-from grpojax.tools import planner
-
-def planned(model, topology, programs, given, **more):
-    def compute(*args, **how):
-        return dataclasses.replace(compute_of(*args, **how), **more)
-
-    if model["experts"] is not None:
-        model = model | {"experts": Experts(**model["experts"])}
-    with mock.patch.object(planner, "compute_of", compute):
-        return planner.plan(recipe.load(*given), topology=topology, model=DecoderConfig(**model), programs=programs)
-"""
-
-
-def recipe(*overrides: str) -> tuple[str, list[str]]:
-    """The quickstart in bfloat16 without held-out problems, and what else it is to be: arguments of `recipe.load`."""
-    plain = ["data.validation=null", "data.test=null", "model.dtype=bfloat16", "model.remat=layer"]
-    return str(QUICKSTART), [*plain, *overrides]
-
-
-def plan(model: DecoderConfig, topology: str, *overrides: str, programs: tuple[str, ...] | None = None, **compute):
-    """The reports of a `recipe` by name; ``compute`` are fields of `Compute` that no recipe sets."""
-    made = """
-given, compute = map(json.loads, sys.argv[1:])
-print(json.dumps([dataclasses.asdict(r) for r in planned(*given, **compute)]))
-"""
-    given = dataclasses.asdict(model), topology, programs, recipe(*overrides)
-    done = run(PLANNED + made, json.dumps(given), json.dumps(compute))
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {r["name"]: ProgramReport(**r) for r in json.loads(done.stdout.splitlines()[-1])}

@@ -18,6 +18,11 @@ def built(name, **options):
     return variants.get(name, **REQUIRED.get(name, {}), **options)
 
 
+def in_core(name):
+    """Whether a run needs no extension for this variant: its own filter and the entropy are in the core."""
+    return set(built(name).needs) <= {"culling", "entropy"}
+
+
 def on_tokens(name, rewards, size=1, options=None, **signals):
     """Advantages of a batch whose samples all have ``size`` tokens (or those of ``mask``)."""
     rewards = np.asarray(rewards, np.float32)

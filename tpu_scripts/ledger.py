@@ -118,7 +118,7 @@ def taking_over(command: Sequence[str]) -> list[str]:
     while at < len(words) and (words[at] == "env" or re.match(r"\w+=", words[at])):
         at += 1
     name = PurePosixPath(words[at]).name if at < len(words) else ""
-    if re.fullmatch(r"python[\d.]*", name) and words[at + 1 : at + 3] == ["-m", "grpojax.tools.cli"]:
+    if re.fullmatch(r"python[\d.]*", name) and words[at + 1 : at + 3] == ["-m", "grpojax.cli.main"]:
         at += 2
     elif name != "grpojax":
         return ["env", "TAKE_OVER=--take-over", *words]

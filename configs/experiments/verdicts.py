@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from grpojax.environments import reasoning
 from grpojax.evaluation.estimates import pass_at_k
-from grpojax.records.comparison import verdicts
-from grpojax.records.measures import measure
-from grpojax.records.runs import FAILED, UNFINISHED, of_sweep, read_runs, read_sweep
+from grpojax.extensions.experiments.comparison import verdicts
+from grpojax.extensions.experiments.measures import measure
+from grpojax.extensions.experiments.runs import FAILED, UNFINISHED, of_sweep, read_runs, read_sweep
+from grpojax.extensions.problems import reasoning
 
 HALF_OF_START = 0.13  # test accuracy of a policy that has lost half of what the start can do
 OPTIMISERS = "adamw", "sgd"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import glob
-import importlib
 import itertools
 import logging
 import re
@@ -13,21 +12,12 @@ from typing import Any, Literal
 
 from etils import epath
 
+from grpojax import extension
 from grpojax.data.formats import READERS, Row, arrow_rows, decompress
 from grpojax.host import files
 from grpojax.host.errors import UserError, require
 
 BUILTIN, HUB = "builtin:", "hub:"
-
-# Prefix -> the module whose ``rows(name, options)`` makes the problems of ``prefix:name``, and whose
-# ``content(name, question)`` is the same for two questions that ask the same thing.
-GENERATED = {
-    "facts": "grpojax.environments.facts",
-    "grid": "grpojax.environments.frozen_lake",
-    "reasoning": "grpojax.environments.reasoning",
-    "reasoning_gym": "grpojax.environments.reasoning_gym",
-}
-_MADE = ", ".join(f"{prefix}:" for prefix in GENERATED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,11 +27,10 @@ class SourceConfig:
     Attributes:
       path: a file, a glob such as ``train/*.jsonl.gz``, ``gs://bucket/file``, a folder that
         ``datasets.Dataset.save_to_disk`` wrote, ``hub:owner/name`` for a dataset of the Hugging Face hub, or
-        ``builtin:name`` for a file in the package. Generated problems are
-        ``reasoning:sums``, ``reasoning:stories`` and ``reasoning:tallies`` (`grpojax.environments.reasoning`), and
-        ``reasoning_gym:family`` for a family of that package. ``grid:frozen_lake`` are lakes to cross
-        (`grpojax.environments.frozen_lake`), ``facts:questions`` questions about invented facts, which are in
-        ``facts:passages`` (`grpojax.environments.facts`).
+        ``builtin:name`` for a file in the package. Generated problems are of extensions: ``reasoning:sums``,
+        ``reasoning:stories`` and ``reasoning:tallies``, and ``reasoning_gym:family`` for a family of that package.
+        ``grid:frozen_lake`` are lakes to cross, ``facts:questions`` questions about invented facts, which are in
+        ``facts:passages``.
       format: format of the files: "jsonl", "json" (a list of objects), "csv", "tsv", "parquet" or "text" (one prompt
         per line, in the column ``text``). "auto" goes by the file's ending, before ``.gz``, ``.bz2``, ``.xz`` or
         ``.zst``.
@@ -79,21 +68,26 @@ class SourceConfig:
             if getattr(self, name) is not None and not hub:
                 raise UserError(f"{name}={getattr(self, name)!r} is for hub:owner/name, not for {self.path!r}")
         if self.options and not self.generated:
-            raise UserError(f"options={self.options!r} are for generated problems ({_MADE}), not for {self.path!r}")
+            raise UserError(f"options={self.options!r} are for generated problems ({_made()}), not for {self.path!r}")
         if self.generated and self.format != "auto":
             raise UserError(f"format={self.format!r} is for files, not for {self.path!r}")
 
     @property
     def generated(self) -> bool:
         """Whether its problems are made, not read."""
-        return self.path.partition(":")[0] in GENERATED
+        return self.path.partition(":")[0] in extension.words("problems")
 
     def content(self, question: str) -> str | None:
         """The content of a generated problem, the same for all ways to write it; None for files."""
         if not self.generated:
             return None
         prefix, _, name = self.path.partition(":")
-        return f"{prefix} {importlib.import_module(GENERATED[prefix]).content(name, question)}"
+        return f"{prefix} {extension.load('problems', prefix, self.path).content(name, question)}"
+
+
+def _made() -> str:
+    """The schemes of generated problems, for a message."""
+    return ", ".join(f"{scheme}:" for scheme in extension.words("problems")) or "of extensions, and none has any here"
 
 
 def locate(path: str) -> epath.Path:
@@ -177,7 +171,8 @@ def _files(path: str) -> Iterator[tuple[str, bytes]]:
             yield name, locate(name).read_bytes()
         except FileNotFoundError:
             hub = f"; for a dataset of the hub write hub:{path}" if re.fullmatch(r"[\w.-]+/[\w-]+", path) else ""
-            raise UserError(f"data file {name!r} does not exist{hub}") from None
+            scheme = f"; generated problems are {_made()}" if re.match(r"\w\w+:", path) else ""
+            raise UserError(f"data file {name!r} does not exist{hub}{scheme}") from None
         except (OSError, ValueError) as e:
             raise UserError(f"data file {name!r} cannot be read: {getattr(e, 'strerror', e)}") from None
 
@@ -235,5 +230,6 @@ def _saved_rows(path: str) -> Iterator[tuple[str, Row]]:
 
 def _generated_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:
     prefix, _, name = source.path.partition(":")
-    for number, row in enumerate(importlib.import_module(GENERATED[prefix]).rows(name, source.options), 1):
+    module = extension.load("problems", prefix, source.path)
+    for number, row in enumerate(module.rows(name, source.options), 1):
         yield f"{source.path} row {number}", row

@@ -224,6 +224,7 @@ def pack(
         rows = [[_assign(lengths, size, parts, shard, m) for shard in range(shards)] for m in range(microbatches)]
         return rows, max(1, *(len(mine.rows) for of_shards in rows for mine in of_shards))
 
+    assigned = list[list[ShardRows]]()
     for sizes in _sizes(parts, most)[-1 if full else 0 :]:
         assigned, fullest = assign(sizes.row if sizes.shared else 0)
         if longest <= sizes.row and fullest <= sizes.rows:

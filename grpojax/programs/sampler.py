@@ -194,8 +194,8 @@ class DecodeConstants:
       known: what prefill knows about the samples.
       left: samples of a shard that may stay unfinished, if the rollout continues an earlier one; otherwise None.
       limits: ``[P, G]`` int32, the number of tokens at which each sample pauses, if every sample has its own slot and
-        its cache is read again later (`grpojax.programs.episode_sampler`). Then slots that are not active keep their
-        caches. None draws samples to their ends.
+        its cache is read again later, as that of an episode is. Then slots that are not active keep their caches. None
+        draws samples to their ends.
     """
 
     config: SamplerConfig

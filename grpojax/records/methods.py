@@ -1,11 +1,13 @@
 """How two resolved methods differ. A method is a plain tree, as under ``method`` in ``config.json``."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 Differences = dict[str, tuple[Any, Any]]
+LONGEST_LABEL = 120  # characters of a method in a directory's name, which may have 255
 _SECTIONS = ("critic", "filter", "retire", "sample_allocation")
 
 
@@ -227,3 +229,18 @@ def _split(text: str, by: str) -> list[str]:
             parts.append(text[start:i])
             start = i + len(by)
     return [*parts, text[start:]] if text else []
+
+
+def label(variant: str | Mapping[str, Any]) -> str:
+    """A method's part of a directory's name.
+
+    Example:
+      >>> label("my_variants:mine"), label({"name": "dapo", "clip_high": 0.3})
+      ('my_variants-mine', 'dapo-clip_high=0.3')
+    """
+    given = {"name": variant} if isinstance(variant, str) else variant
+    text = "-".join([given["name"], *(f"{k}={v}" for k, v in given.items() if k != "name")])
+    text = re.sub(r"[^\w.=+-]+", "-", text)
+    if len(text) <= LONGEST_LABEL:
+        return text
+    return f"{text[:LONGEST_LABEL]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

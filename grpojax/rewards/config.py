@@ -5,17 +5,22 @@ import difflib
 import typing
 from typing import Any, Literal
 
+from grpojax import extension
 from grpojax.host import settings
 from grpojax.host.errors import UserError, require
 from grpojax.rewards import builtin
 
-# Reward functions of this package that have a name too.
-NAMED_FUNCTIONS = {
+# Reward functions that have a name too, besides those of extensions.
+OWN_FUNCTIONS = {
     "http": "grpojax.rewards.endpoint:http",
     "model": "grpojax.rewards.endpoint:model",
-    "reasoning_gym": "grpojax.environments.reasoning_gym:score",
     "unit_tests": "grpojax.rewards.unit_tests:score",
 }
+
+
+def named_functions() -> dict[str, str]:
+    """The reward functions that have a name, with their import paths."""
+    return {**OWN_FUNCTIONS, **extension.words("rewards")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,8 +28,8 @@ class RewardConfig:
     """One reward.
 
     Attributes:
-      name: one of `builtin.REWARDS` or `NAMED_FUNCTIONS`, or the import path ``package.module:function`` of a reward
-        function. One of `NAMED_FUNCTIONS` is replaced by its import path.
+      name: one of `builtin.REWARDS` or `named_functions`, or the import path ``package.module:function`` of a reward
+        function. One of `named_functions` is replaced by its import path.
       weight: its factor in the sum, between minus and plus a million. 0 only measures the reward; a sample for which it
         is invalid then still counts.
       options: settings of a built-in reward (the fields of its class), or keyword arguments of a function.
@@ -44,9 +49,9 @@ class RewardConfig:
 
     def __post_init__(self):
         require(self, weight="[-1e6, 1e6]")
-        if self.name in NAMED_FUNCTIONS:
+        if self.name not in builtin.REWARDS and (path := named_functions().get(self.name)) is not None:
             object.__setattr__(self, "label", self.label or self.name)
-            object.__setattr__(self, "name", NAMED_FUNCTIONS[self.name])
+            object.__setattr__(self, "name", path)
         known = builtin.REWARDS.get(self.name)
         if known is not None:
             root = dataclasses.make_dataclass("Options", [("options", known)], frozen=True)
@@ -54,7 +59,7 @@ class RewardConfig:
             if self.text != "completion" and not known.reads_text:
                 raise UserError(f"reward {self.name!r} reads no text: leave text={self.text!r} out")
         elif not all(self.name.partition(":")[::2]):
-            names = (*builtin.REWARDS, *NAMED_FUNCTIONS)
+            names = (*builtin.REWARDS, *named_functions())
             close = difflib.get_close_matches(self.name, names, n=1)
             known_names = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)},"
             raise UserError(f"reward {self.name!r} is unknown; {known_names} or package.module:function")

@@ -19,14 +19,11 @@ from grpojax.programs.calls import Call
 from grpojax.programs.packing import Packed
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import abstract_state
-from grpojax.run import packed_batch, parts, sources, teaching
-from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
+from grpojax.run import packed_batch, parts, sources
 from grpojax.run.held_out import abstract_evaluation
 from grpojax.run.parts.part import LearningPart, Longest, Part, read_shape
-from grpojax.run.programs import Programs, learning_of, make_programs, make_supervised_programs
+from grpojax.run.programs import Programs, learning_of, make_programs
 from grpojax.run.recipe import Config
-
-UPDATES = 1000  # steps of a supervised run, whose length depends on its data: no shape depends on the schedule
 
 
 class RunCalls(NamedTuple):
@@ -34,6 +31,18 @@ class RunCalls(NamedTuple):
 
     calls: dict[str, Call]
     state: dict[str, Any]
+
+
+class Recipe(NamedTuple):
+    """A kind of recipe, for those that ask what its run calls (`grpojax.extension.Names.recipes`).
+
+    Attributes:
+      load: reads a file with overrides, as `grpojax.run.recipe.load` does.
+      calls_of: of a config and its policy.
+    """
+
+    load: Callable[[str, Sequence[str]], Any]
+    calls_of: Callable[[Any, PolicyShape], RunCalls]
 
 
 def calls_of(
@@ -124,7 +133,7 @@ def _updates(config: Config, policy: PolicyShape, longest: Longest, added: Seque
     programs, state, packed, sizes = longest
     learned, base = state["policy"], policy_state.frozen(state)
     frozen = base | _changing(config)
-    work = _update_flops(policy, sizes)
+    work = update_flops(policy, sizes)
     update = Call(programs.update, (learned, frozen, packed), (learned, base), flops=work, ragged=True)
     second = next((part for part in added if isinstance(part, LearningPart)), None)
     if second is None:
@@ -166,24 +175,7 @@ def _changing(config: Config) -> dict[str, Any]:
     return {name: jax.ShapeDtypeStruct((), np.float32) for name, needed in there.items() if needed}
 
 
-def supervised_calls_of(config: SFTConfig | DPOConfig, policy: PolicyShape) -> RunCalls:
-    """As `calls_of` for a supervised run: every prompt has the most answers that it may have."""
-    kind, data = teaching.teaching_of(config), config.data
-    part, rows, batch = teaching.longest_batch(config, policy)
-    loss = kind.objective(policy.graph, policy.compute)
-    programs = make_supervised_programs(policy.graph, policy.compute, loss, config.optimizer, UPDATES, policy.adapter)
-    state = abstract_state(policy_state.networks(policy, programs.optimizer), policy.mesh)
-    learned, base, params = state["policy"], policy_state.frozen(state), policy_state.weights(state)
-    sizes = batch.prompts.lengths, batch.lengths
-    work = _update_flops(policy, sizes)
-    found = {"update": Call(programs.update, (learned, base, part), (learned, base), flops=work)}
-    if data.validation is not None or data.test is not None or kind.needs_reference:
-        scored = flops.forward_flops(policy.config, *sizes)
-        found["score"] = Call(programs.score, (params, rows), params, flops=scored)
-    return RunCalls(found, state)
-
-
-def _update_flops(policy: PolicyShape, sizes: tuple[Any, Any]) -> float:
+def update_flops(policy: PolicyShape, sizes: tuple[Any, Any]) -> float:
     """FLOPs of an update of the policy from prompts and samples with these numbers of tokens."""
     remat, adapted = policy.compute.remat, policy.adapter is not None
     return flops.update_flops(policy.config, *sizes, remat=remat, frozen=adapted)

@@ -1,17 +1,18 @@
-"""The problems of each rollout: their order, solved problems that a run leaves out, and levels by solve rate."""
+"""The problems of each rollout: their order, and solved problems that a run leaves out."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from grpojax import allocation, data
+from grpojax import allocation, data, extension
 from grpojax.host.console import log
 from grpojax.host.on_host import on_host
 from grpojax.run.batch import RolloutBatch, success_of
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
-from grpojax.run.sections import CurriculumConfig, RetireConfig
+from grpojax.run.sections import RetireConfig
 
 
 class Curriculum:
@@ -92,81 +93,12 @@ class Curriculum:
         return {}
 
 
-class LevelCurriculum:
-    """The problems of each rollout of a run, drawn by level: more from levels that are solved half the time.
-
-    After a rollout, a level's running solve rate moves by ``1 - memory`` towards the share of its samples that passed.
-    The next draws depend on these rates (`grpojax.data.shares`) and on earlier draws (`grpojax.data.LevelBatches`), so
-    only on the run's record, on any number of hosts. Samples with solved problems in context do not count for a level;
-    the failed samples before them do.
-
-    Args:
-      problems: all problems, each with a level.
-      size: prompts of a rollout.
-      seed: seed of the orders.
-      config: how rates and shares are computed.
-      deciding: the reward that says whether a sample passes.
-      state: of a run that goes on.
-    """
-
-    def __init__(
-        self,
-        problems: data.Problems,
-        size: int,
-        seed: int,
-        *,
-        config: CurriculumConfig,
-        deciding: str,
-        state: RunState,
-    ):
-        self._config, self._deciding = config, deciding
-        self._batches = data.LevelBatches(problems, size, seed)
-        saved = {level: data.Level(**x) for level, x in (state.levels or {}).items()}
-        self._now = saved or self._batches.begin()
-
-    def write(self, state: RunState) -> None:
-        """Stores what the next problems depend on."""
-        state.levels = {level: dataclasses.asdict(x) for level, x in self._now.items()}
-
-    def draw(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
-        """The problems of the next rollout. They belong to no pass over the data."""
-        problems, self._now = self._batches.draw(self._shares(), self._now)
-        return problems, [0] * len(problems)
-
-    def note(self, drawn: Iterable[tuple[RolloutBatch, Sequence[int]]]) -> None:
-        """Updates the solve rates of the samples' levels."""
-        for batch, _ in drawn:
-            values, levels = batch.by_name[self._deciding], [p.level for p in batch.problems]
-            if batch.seeded is not None:
-                values = np.where(batch.seeded[:, None], np.nan, values)
-            if batch.failed is not None:
-                values = np.concatenate([values, batch.failed.by_name[self._deciding]])
-                levels += [p.level for p in batch.failed.problems]
-            given, use, setting = self._config.success, "levels are drawn", "rollout.curriculum.success"
-            success = success_of(values, self._deciding, given, use=use, setting=setting)
-            for level in self._batches.levels:
-                mine = values[[x == level for x in levels]]
-                if n := int(np.isfinite(mine).sum()):
-                    self._move(level, int((mine >= success).sum()) / n)
-
-    def _move(self, level: str, rate: float) -> None:
-        memory, before = self._config.memory, self._now[level]
-        self._now[level] = dataclasses.replace(before, rate=memory * before.rate + (1.0 - memory) * rate)
-
-    def _shares(self) -> dict[str, float]:
-        levels = self._batches.levels
-        return dict(zip(levels, data.shares([self._now[x].rate for x in levels], self._config.floor), strict=True))
-
-    def metrics(self) -> dict[str, float]:
-        """The running solve rate of each level, and its share of the next prompts."""
-        rates = {f"levels/{level}/solve_rate": x.rate for level, x in self._now.items()}
-        return rates | {f"levels/{level}/share": x for level, x in self._shares().items()}
-
-
-def make(config: Config, problems: data.Problems, state: RunState) -> Curriculum | LevelCurriculum:
-    """The curriculum of a recipe's run, which resumes from ``state``."""
+def make(config: Config, problems: data.Problems, state: RunState) -> Any:
+    """The curriculum of a recipe's run, which resumes from ``state``: a `Curriculum`, or an extension's with the same
+    methods."""
     rollout, method, seed = config.rollout, config.method, config.train.seed
     given, deciding = rollout.curriculum, method.deciding
     if given is not None:
-        return LevelCurriculum(problems, rollout.prompts, seed, config=given, deciding=deciding, state=state)
+        levels = extension.load("sources", "rollout.curriculum", "rollout.curriculum")
+        return levels(problems, rollout.prompts, seed, config=given, deciding=deciding, state=state)
     return Curriculum(problems, rollout.prompts, seed, retire=method.retire, deciding=deciding, state=state)

@@ -6,7 +6,7 @@ rates by it. The test set is evaluated once, with the final weights, and nothing
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpojax import data, evaluation
 from grpojax.evaluation.attempts import problems_at_once
@@ -18,11 +18,8 @@ from grpojax.programs.calls import Call
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.records import evaluations
 from grpojax.rewards import Rewards
-from grpojax.run import recorder
+from grpojax.run import recorder, sources
 from grpojax.run.recipe import Config
-
-if TYPE_CHECKING:
-    from grpojax.run import episodes
 
 SETS = ("validation", "test")
 TELL_S = 20.0  # between two lines on how far an evaluation is
@@ -57,7 +54,7 @@ class HeldOut:
         tokenize: data.Tokenize,
         *,
         sync: Callable[[Any], object],
-        players: "episodes.Players | None" = None,
+        players: Any = None,
     ):
         self.policy, self._sync, self._players = policy, sync, players
         self._folder = files.path(config.run.dir)
@@ -210,9 +207,7 @@ def abstract_evaluation(config: Config, policy: PolicyShape, params: Any, weight
     count = problems_at_once(drawn, drawn.limit or drawn.batch, policy.sampling.shards)
     prompts = calls.longest_prompts(count, config.data.max_prompt_tokens)
     if config.environment is not None:
-        from grpojax.programs import episode_sampler
-
         turn_tokens = config.rollout.max_turn_tokens
-        played = episode_sampler.calls_of(policy, weights, prompts, drawn.sampler, turn_tokens=turn_tokens)
+        played = sources.way("environment").played(policy, weights, prompts, drawn.sampler, turn_tokens=turn_tokens)
         return found | {name.replace("rollout", "evaluation"): call for name, call in played.items()}
     return found | {"evaluation": calls.rollout(policy, weights, prompts, drawn.sampler)}

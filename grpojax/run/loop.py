@@ -1,8 +1,7 @@
 """The loop of every run: steps, and between them records, evaluations and saves, until the run ends or is stopped.
 
 A `Task` defines the step, the evaluations and what is saved: `grpojax.run.trainer.Trainer` samples and learns from
-rewards, `grpojax.run.finetune.FineTune` learns from given answers. The device never waits for the host: the metrics of
-an update are read after the next work has been dispatched.
+rewards. The device never waits for the host: the metrics of an update are read after the next work has been dispatched.
 """
 
 import abc

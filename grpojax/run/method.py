@@ -8,8 +8,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from grpojax import extension, variants
 from grpojax import losses as L
-from grpojax import variants
 from grpojax.advantages import Signals, text_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
@@ -20,8 +20,8 @@ from grpojax.run import exclusions, parts
 from grpojax.run.exclusions import Older, Resolved
 from grpojax.run.sections import AllocationConfig, FilterConfig, RetireConfig, RolloutConfig, TrainConfig
 
-# Needs that samples, their scores or the objective supply; the rest of `variants.NEEDS` are parts.
-WITH_SAMPLES = ("culling", "displacement_weights", "entropy", "greedy", "rollout_plan", "step_rewards")
+# Needs that every run supplies; the rest of `variants.NEEDS` are of extensions.
+WITH_SAMPLES = ("culling", "entropy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Method:
 
     @property
     def replaces_samples(self) -> bool:
-        """Whether updates learn from other text than was drawn (`grpojax.run.parts.true_answers`)."""
+        """Whether updates learn from other text than was drawn."""
         return self.variant.options.get("train_on") == "spliced"
 
     def widest(self, group: int) -> int:
@@ -206,9 +206,11 @@ def _variant(options: Mapping[str, Any], recipe: type | None = None) -> variants
         raise UserError(f"variant: {e}") from None
     try:
         kinds = parts.kinds(variant)
-        variants.check_needs(variant, {*WITH_SAMPLES, *kinds})
+        variants.check_needs(variant, {*WITH_SAMPLES, *kinds, *extension.words("sources")})
+    except UserError:
+        raise
     except ValueError as e:
-        raise UserError(f"{e}: the trainer does not have that yet") from None
+        raise UserError(f"{e}\nno extension that is installed has it: install the one that does") from None
     for need, kind in kinds.items():
         if missing := [option for option in kind.options if option not in variant.options]:
             raise UserError(f"variant {name!r} needs {need!r}, for which it must have the option {missing[0]!r}")
@@ -347,7 +349,7 @@ def learns_from_equals(variant: variants.Variant, rollout: RolloutConfig) -> boo
       rollout: how many prompts and samples there are.
 
     Example:
-      >>> from grpojax import variants
+      >>> from grpojax import extension, variants
       >>> rollout = RolloutConfig(prompts=8, group=1, max_tokens=4)
       >>> [learns_from_equals(variants.get(name), rollout) for name in ("grpo", "reinforce_pp")]
       [False, True]

@@ -15,7 +15,6 @@ from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import place_rows
 from grpojax.run import parts
 from grpojax.run.recipe import Config
-from grpojax.run.regroup import room
 from grpojax.types import PerToken, Tokens, TrainBatch
 
 
@@ -94,6 +93,22 @@ def longest_batch(config: Config, policy: PolicyShape) -> TrainBatch:
         ),
         **choices,
     )
+
+
+def room(most: int, longest: int = 0) -> int:
+    """T for spliced samples of up to ``longest`` tokens and drawn ones of ``most``: 16 more than drawn, or twice that,
+    and so on.
+
+    It depends only on the step's own samples, so that a resumed run has the same shapes.
+
+    Example:
+      >>> room(8), room(8, 24), room(8, 25)
+      (24, 24, 40)
+    """
+    more = 16
+    while most + more < longest:
+        more *= 2
+    return most + more
 
 
 def in_rows(config: Config, policy: PolicyShape, batch: TrainBatch) -> Packed:

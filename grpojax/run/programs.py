@@ -19,7 +19,7 @@ from grpojax.programs import policy_state, policy_update
 from grpojax.programs.compiling import program, quick_options
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import PolicyShape
-from grpojax.programs.update import Learns, Loss, make_joint_update, make_update
+from grpojax.programs.update import Learns, make_joint_update, make_update
 from grpojax.run import parts
 from grpojax.run.recipe import Config
 
@@ -161,7 +161,7 @@ def make_programs(learning: Learning) -> Programs:
         if twice := added.keys() & made.keys():
             raise UserError(f"two parts of the variant bring a program {min(twice)!r}: give one of them another name")
         added |= made
-    update = make_joint_update({"policy": policy, **others}, compute.mesh) if others else _update_of(policy, compute)
+    update = make_joint_update({"policy": policy, **others}, compute.mesh) if others else update_of(policy, compute)
     score = scores("score", graph)
     return Programs(
         optimizer=optimizer,
@@ -170,14 +170,15 @@ def make_programs(learning: Learning) -> Programs:
         score_policy=scores("score with entropy", graph, entropy=True) if learning.entropy else score,
         covariance_mask=program("covariance mask", policy_update.make_covariance_mask(objective)),
         update_without_policy={
-            role: program(f"{role} update", _update_of(learns, compute), donate=[0], options=options)
+            role: program(f"{role} update", update_of(learns, compute), donate=[0], options=options)
             for role, learns in others.items()
         },
         parts=added,
     )
 
 
-def _update_of(learns: Learns, compute: Compute) -> Function:
+def update_of(learns: Learns, compute: Compute) -> Function:
+    """The update of one network, not jitted."""
     return make_update(learns.loss, learns.optimizer, compute.mesh, read=learns.read, table=learns.table)
 
 
@@ -187,45 +188,3 @@ def score_program(
     """``(params, rows) -> Scores`` of a decoder; arguments as of `grpojax.programs.policy_update.make_score`."""
     score = policy_update.make_score(graph, compute, temperature=temperature, entropy=entropy)
     return program(name, score, options=quick_options(compute.platform))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SupervisedPrograms:
-    """The programs of a supervised run.
-
-    Attributes:
-      optimizer: the optimizer of the policy.
-      update: ``(state, frozen, part) -> (state, metrics)``; ``frozen`` is that of `grpojax.programs.policy_state`.
-      score: ``(params, rows) -> Scores``.
-    """
-
-    optimizer: optax.GradientTransformation
-    update: Function
-    score: Function
-
-
-def make_supervised_programs(
-    graph: Any,
-    compute: Compute,
-    loss: Loss,
-    optimizer: OptimizerConfig,
-    updates: int | None,
-    adapter: AdapterConfig | None = None,
-) -> SupervisedPrograms:
-    """The programs of a supervised run.
-
-    Args:
-      graph, compute: of the policy.
-      loss: of a part of a batch (`grpojax.run.teaching`).
-      optimizer: the policy's.
-      updates: of the whole run.
-      adapter: what learns in place of the policy's weights; an update is then given their base.
-    """
-    rule = make_optimizer(optimizer, updates, policy_state.table_of(adapter))
-    learns = Learns(loss=loss, optimizer=rule)
-    update = _update_of(learns if adapter is None else policy_state.on_base(learns), compute)
-    return SupervisedPrograms(
-        optimizer=rule,
-        update=program("update", update, donate=[0], options=quick_options(compute.platform)),
-        score=score_program("score", graph, compute=compute),
-    )

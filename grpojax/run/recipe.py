@@ -4,11 +4,10 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from grpojax import variants
+from grpojax import extension, variants
 from grpojax.data import DataConfig, sources
-from grpojax.environments.config import EnvironmentConfig
 from grpojax.evaluation import EvaluateConfig, judge_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
@@ -20,6 +19,11 @@ from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run import exclusions, method
 from grpojax.run.profiling import ProfileConfig
 from grpojax.run.sections import CriticConfig, FilterConfig, RolloutConfig, RunConfig, TrainConfig
+
+if TYPE_CHECKING:
+    EnvironmentConfig = Any
+else:
+    EnvironmentConfig = extension.section("environment")
 
 # Settings, or beginnings of their names, that change how a run is executed and recorded but not what it computes.
 EXECUTION = (
@@ -99,6 +103,9 @@ class Config:
                 f"train.minibatches={self.train.minibatches} does not divide rollout.prompts={self.rollout.prompts}"
             )
         exclusions.check("recipe", self)
+        for name in ("ahead", "overlap", "curriculum"):
+            if getattr(self.rollout, name):
+                extension.require("sources", f"rollout.{name}", f"rollout.{name}")
         self._check_critic()
         self.profile.check(self.train.steps)
 
@@ -143,6 +150,8 @@ class Config:
     @staticmethod
     def settings_of(mapping: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a recipe, or of a stored one, which has ``method`` too (`resolved`)."""
+        if mapping.get("environment") is not None:
+            extension.require("sections", "environment", "environment")
         stored = isinstance(method := mapping.get("method"), Mapping) and {"variant", "objective"} <= method.keys()
         return {key: value for key, value in mapping.items() if not (stored and key == "method")}
 

@@ -21,9 +21,9 @@ class RunState:
       entropy: coefficients of an adaptive entropy bonus.
       alarm: the newest alarm and the checkpoint that is kept for it (`grpojax.run.watch.heed`).
       passes, solved: state of `grpojax.run.curriculum.Curriculum`, if solved prompts are left out.
-      levels: state of `grpojax.run.curriculum.LevelCurriculum`.
-      exemplars: solved problems that can be shown before others (`grpojax.data.Exemplars`).
-      partial: groups whose samples continue in the next rollout (`grpojax.run.sources.partial.Places`).
+      levels: how far the run is with each level, if problems are drawn by level.
+      exemplars: solved problems that can be shown before others.
+      partial: groups whose samples continue in the next rollout.
       in_flight: the rollout that is drawn ahead (`grpojax.run.sources.source.InFlight.record`).
     """
 

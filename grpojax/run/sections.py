@@ -36,7 +36,7 @@ class RetireConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CurriculumConfig:
-    """Problems are drawn by level, and levels that are solved about half the time most often (`grpojax.data.shares`).
+    """Problems are drawn by level, and levels that are solved about half the time most often.
 
     Attributes:
       floor: share of the prompts that is spread evenly over all levels, so that every level is drawn.
@@ -60,9 +60,9 @@ class AllocationConfig:
     A step draws ``prompts`` times ``group`` samples, as without it, but prompts get different numbers of them
     (`grpojax.allocation.xrpo_allocate`).
 
-    With ``exemplars``, a prompt whose first samples all fail gets its other samples with solved problems in context
-    (`grpojax.run.sources.allocated`). The paper shows 2, which it finds by another model's embeddings. Here they are
-    found by the tokens that prompts share, and the default is 0.
+    With ``exemplars``, a prompt whose first samples all fail gets its other samples with solved problems in context.
+    The paper shows 2, which it finds by another model's embeddings. Here they are found by the tokens that prompts
+    share, and the default is 0.
 
     Attributes:
       probe: samples that every prompt gets first; 0 takes half of the group.
@@ -109,14 +109,13 @@ class RolloutConfig(SamplerConfig):
       uncorrected: treat samples of eight-bit weights or caches as the policy's own, without a correction. Only with
         ``weights: int8`` or ``cache_dtype: int8``.
       ahead: 1 draws the next rollout while this step learns. It uses the weights from before this step's updates, so
-        its samples are one step older (`grpojax.run.sources.ahead`), and ``retire`` and ``curriculum`` react one
-        rollout later. 0 draws each rollout with the newest weights.
+        its samples are one step older, and ``retire`` and ``curriculum`` react one rollout later. 0 draws each rollout
+        with the newest weights.
       max_turn_tokens: most tokens of a turn of an episode; ``max_tokens`` are those of all its turns and answers. 0
         sets no limit besides that. Only with ``environment``.
-      overlap: over 0, a rollout ends as soon as at most this share of each batch shard's samples is unfinished and
-        one group is complete. Unfinished groups go on in the next rollout. They are learned from once they are
-        complete, with tokens of several versions of the policy (`grpojax.run.sources.partial`). Not with
-        ``decode_slots``.
+      overlap: over 0, a rollout ends as soon as at most this share of each batch shard's samples is unfinished and one
+        group is complete. Unfinished groups go on in the next rollout. They are learned from once they are complete,
+        with tokens of several versions of the policy. Not with ``decode_slots``.
       retire: leave out prompts that are solved. None leaves that to the variant. Not with ``curriculum``.
       sample_allocation: how a variant that allocates samples (xrpo) does it. Any other variant refuses it.
       curriculum: draw problems by their level. Not with ``retire``.

@@ -102,7 +102,10 @@ class Trainer(Task):
         checks.variant_source(config)
         tokenizer = hf.load_tokenizer(str(data.locate(config.model.path)))
         self.config = config = self.loop.prepare(config, tokenizer)
-        environments = None if config.environment is None else self._environments(held, config.environment, tokenizer)
+        environments = None
+        if config.environment is not None:
+            environments = sources.way("environment").environments_of(config.environment, tokenizer)
+            held.callback(environments.close)
         tools = None if environments is None else environments.tools
         self.tokenize = tokenize = data.Tokenize(tokenizer, config.data, tools=tools)
         self.policy = Policy(config.model, config.mesh, devices, eos_ids=eos_ids, tokenizer=tokenizer)
@@ -117,7 +120,10 @@ class Trainer(Task):
         kinds = parts.kinds(config.method.variant).values()
         reads_gold = any(kind.reads_gold for kind in kinds)
         compared = self.rewards.compares or reads_gold
-        self.players = None if environments is None else self._players(config, environments)
+        self.players = None
+        if environments is not None:
+            of = sources.way("environment").players_of
+            self.players = of(config, self.policy, environments, self.tokenize, self.rewards)
         self.held_out = HeldOut(
             config, self.policy, self.rewards, tokenize, sync=self.session.control.sync, players=self.players
         )
@@ -144,7 +150,7 @@ class Trainer(Task):
             )
         checks.passes(config, self.problems)
         if config.rollout.curriculum is not None:
-            data.check_levels(self.problems)
+            sources.way("rollout.curriculum").check(self.problems)
         every = [*self.problems, *self.held_out.problems, *self.held_out.test]
         columns = evaluation.columns_of(every)
         self.rewards.check_columns(columns if self.players is None else self.players.columns_with(columns))
@@ -160,20 +166,6 @@ class Trainer(Task):
         twin = variants.twin_at_one_update(config.method.variant)
         if twin and config.train.updates_a_rollout == 1 and not config.method.older:
             log.info("%s", twin)
-
-    def _environments(self, held: contextlib.ExitStack, config: Any, tokenizer: Any) -> Any:
-        """The environments of the run's episodes."""
-        from grpojax.run import episodes
-
-        environments = episodes.environments_of(config, tokenizer)
-        held.callback(environments.close)
-        return environments
-
-    def _players(self, config: Config, environments: Any) -> Any:
-        """What plays the run's episodes."""
-        from grpojax.run import episodes
-
-        return episodes.Players.of(config, self.policy, environments, self.tokenize, self.rewards)
 
     def _open(self, held: contextlib.ExitStack) -> None:
         """The run's state, new or restored."""

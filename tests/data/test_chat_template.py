@@ -6,10 +6,10 @@ import random
 import shutil
 
 import pytest
-from chat_templates import MARKS, TEMPLATES, tokenizer_of
+from chat_templates import TEMPLATES, tokenizer_of
 
 from grpojax import data
-from grpojax.data import AnsweredConfig, DataConfig, Tokenize
+from grpojax.data import DataConfig, Tokenize
 from grpojax.data.chat_template import variables_of, without_opening
 from grpojax.host import agreement, settings
 from grpojax.host.errors import UserError
@@ -99,20 +99,13 @@ def test_a_template_that_is_none_is_refused():
         tokenize_with("{% for %}")
 
 
-@pytest.mark.parametrize("section", [DataConfig, AnsweredConfig])
-def test_options_are_part_of_what_processes_and_runs_agree_on(section):
+def test_options_are_part_of_what_processes_and_runs_agree_on():
     given = [{}, {"template_options": {"thinking": False}}, {"template_options": {"thinking": True}}]
     given += [{"today": "2026-01-05"}, {"today": "2026-01-06"}]
-    trees = [settings.to_dict(settings.build(section, {"train": "-", **g})) for g in given]
+    built = [settings.build(DataConfig, {"train": "-", **g}) for g in given]
+    trees = [settings.to_dict(config) for config in built]
     assert len({agreement.digest(json.dumps(t, sort_keys=True).encode()) for t in trees}) == len(given)
-    assert [settings.build(section, t) for t in trees] == [settings.build(section, {"train": "-", **g}) for g in given]
-    if section is AnsweredConfig:
-        for g in given:
-            questions = settings.build(section, {"train": "-", **g}).questions()
-            assert (questions.template_options, str(questions.today)) == (
-                g.get("template_options", {}),
-                g.get("today", "None"),
-            )
+    assert [settings.build(DataConfig, t) for t in trees] == built
 
 
 # ------------------------------------------------------------------------------------------------------- day
@@ -227,30 +220,6 @@ def test_what_a_prompt_ends_with_of_the_answer(template, options, tail):
 )
 def test_an_answer_is_learned_from_where_its_prompt_ends(answer, tail, rest):
     assert without_opening(answer, tail) == rest
-
-
-@pytest.mark.parametrize("rows", ["chat", "pair", "text"])
-def test_an_opening_is_learned_once(write, rows):
-    answer, question = "<think>\none and one\n</think>\n2", {"role": "user", "content": "1+1?"}
-    row = {
-        "chat": {"messages": [question, {"role": "assistant", "content": answer}]},
-        "pair": {"prompt": "1+1?", "chosen": answer, "rejected": "<think>\n</think>3"},
-        "text": {"prompt": "1+1?", "completion": answer},
-    }[rows]
-    tokenize = tokenize_with("opens")
-    config = AnsweredConfig(train=write("rows.jsonl", json.dumps(row)))
-    read = data.read_pair if rows == "pair" else data.read_answer
-    loaded = data.load_answered(config.train, tokenize, config, read, end=MARKS.index("<|end|>"))
-    entry = loaded.kept[0]
-    whole = tokenize.tokenizer.decode(entry.ids + entry.completions[0])
-    assert whole == f"<|user|>1+1?<|end|><|assistant|>{answer}<|end|>"
-    assert all(tokenize.tokenizer.decode(entry.ids + c).count("<think>") == 1 for c in entry.completions)
-
-
-def test_an_answer_of_nothing_else_is_refused(write):
-    config = AnsweredConfig(train=write("rows.jsonl", json.dumps({"prompt": "1+1?", "completion": "<think>\n"})))
-    with pytest.raises(UserError, match="rows.jsonl:1: has an answer with no text besides the end of the prompt"):
-        data.load_answered(config.train, tokenize_with("opens"), config, data.read_answer, end=4)
 
 
 # ------------------------------------------------------------------------------------------- rendered before

@@ -4,7 +4,6 @@ import json
 import random
 
 import pytest
-from chat_tokenizer import Fake, chatml
 from data_files import jsonl, load, refusal
 
 from grpojax import data
@@ -113,25 +112,3 @@ def test_each_source_has_columns_of_its_own_and_they_are_noted(write):
         f"train data: {one}: questions are the column 'problem', answers the last"
     )
     assert data.read_questions(config) == {0: "a", 1: "4+4=", 2: "4+4="}
-
-
-def test_the_rows_of_supervised_training(write):
-    """Pairs and answers whose columns have the names of other data sets."""
-    sharegpt = {"conversations": [{"from": "human", "value": "4+4="}, {"from": "gpt", "value": "8"}]}
-    for row, said in (
-        (sharegpt, ["reads the column 'conversations' as 'messages'"]),
-        ({"question": "4+4=", "answer": "8"}, ["reads the column 'question' as 'prompt' and 'answer' as 'completion'"]),
-        (
-            {"problem": "4+4=", "solution": "8"},
-            ["reads the column 'problem' as 'prompt' and 'solution' as 'completion'"],
-        ),
-        ({"prompt": "4+4=", "completion": "8", "question": "no"}, []),
-    ):
-        path = write("d.jsonl", jsonl([row]))
-        config = data.AnsweredConfig(train=path)
-        got = data.load_answered(
-            path, data.Tokenize(Fake(chatml), config.questions()), config, data.read_answer, end=36
-        )
-        assert "".join(map(chr, got.kept[0].ids + got.kept[0].completions[0])) == "<u>4+4=<a>8$"
-        assert [line.split(": ", 1)[1] for line in got.found] == said
-        assert got.notes("train", config)[: len(said)] == [f"train data: {path}: {line}" for line in said]

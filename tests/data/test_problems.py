@@ -6,15 +6,15 @@ import os
 import pytest
 from chat_tokenizer import Fake, chatml
 from data_files import ROWS, jsonl, letters, load, refusal
-from refusals import QUICKSTART, check_said
+from refusals import RECIPE, check_said
 
 from grpojax import data
+from grpojax.cli import main as cli
 from grpojax.data import DataConfig, SourceConfig, Tokenize
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.rewards import RewardConfig, Rewards
 from grpojax.run import recipe as config
-from grpojax.tools import cli
 
 GSM8K = os.environ.get("GRPOJAX_GSM8K")
 
@@ -145,12 +145,12 @@ def test_chats_that_are_refused(tmp_path, chat, said):
     ("data.max_prompt_tokens=0", "max_prompt_tokens=0: must be at least 1"),
     ("data.max_prompt_tokens=few", "data.max_prompt_tokens='few'"),
     ("data.exampels=[]", "data.exampels (from the command line): unknown key; did you mean 'examples'?"),
-    ("data.prompt=qestion", "reasoning:stories row 1: has no column 'qestion' for data.prompt"),
+    ("data.prompt=qestion", "test.jsonl:129: has no column 'qestion' for data.prompt"),
     ("data.system=3", "data.system=3"),
     ("data.template=chta", "did you mean 'chat'?"),
 ])  # fmt: skip
 def test_a_mistake_is_two_lines_and_status_two(override, message, tmp_path, capsys):
-    assert cli.main(["train", QUICKSTART, f"run.dir={tmp_path / 'run'}", override]) == 2
+    assert cli.main(["train", RECIPE, f"run.dir={tmp_path / 'run'}", override]) == 2
     check_said(message, capsys)
 
 

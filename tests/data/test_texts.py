@@ -1,11 +1,10 @@
 r"""Backslashes that JSON or YAML took: found by what they became and what follows; prose with tabs is left alone."""
 
-import itertools
 import json
 import random
 
 import pytest
-from data_files import load, refusal
+from data_files import refusal
 
 from grpojax import data
 from grpojax.data.texts import halved, lost_backslash
@@ -51,8 +50,6 @@ def test_in_a_recipe():
             UserError, match=f"{key} has a .* lost its backslash; .* or put the text into single quotes"
         ):
             data.DataConfig(train="", **{key: text})
-    with pytest.raises(UserError, match="system has a form feed where"):
-        data.AnsweredConfig(train="x", system="\frac")
     with pytest.raises(UserError, match=r"examples.0.completion has a tab where '.text'"):
         data.DataConfig(train="", examples=(data.Example(prompt="p", completion="\text{a}"),))
     tree, origins = settings.override({"train": ""}, [r'instruction="{prompt}\n\nPut it in \boxed{}."'])
@@ -103,12 +100,3 @@ def test_doubled_backslashes_are_single_again():
         assert halved(matrix) == matrix and halved(matrix.replace("\\", "\\\\")) == matrix
     for other in (r"C:\\data\\text", r"print('a\\n')", r"\\server\log", r"a\\b", r"\begin{matrix}1\\pi\end{matrix}"):
         assert halved(other) == other
-
-
-def test_a_question_and_an_answer_that_is_learned_too(tmp_path, write):
-    path = write("d.jsonl", json.dumps({"question": r"What is \\frac{4}{2}?", "answer": "2"}))
-    assert load(path)[0].prompt == r"What is \frac{4}{2}?"
-    assert data.read_answer({"prompt": "a", "completion": r"\\frac{4}{2}"}) == ("a", (r"\frac{4}{2}",))
-    for column, other in itertools.permutations(("prompt", "completion")):
-        with pytest.raises(UserError, match=rf"column '{column}' has a form feed where '.frac'"):
-            data.read_answer({column: "\frac12", other: "a"})

@@ -20,7 +20,7 @@ import jax, numpy as np
 from jax.experimental import multihost_utils
 from grpojax.host import coordination, peers, preemption, processes
 from grpojax.host.errors import UserError
-from grpojax.tools import cli
+from grpojax.cli import main as cli
 me, (how, who) = int(os.environ["JAX_PROCESS_ID"]), sys.argv[1:]
 
 def unfit():

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from grpojax import data
+from grpojax.cli import main as cli
 from grpojax.host import metadata, preemption
-from grpojax.tools import cli
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ import subprocess
 import sys
 
 import pytest
+from refusals import RECIPE
 
+from grpojax.cli import main as cli
 from grpojax.host import startup
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.rewards import RewardConfig, Rewards
-from grpojax.tools import cli
 
 
 def test_reward_functions_in_this_folder_can_be_imported(tmp_path, monkeypatch):
@@ -131,20 +132,14 @@ def test_looking_for_devices_says_nothing():
     assert standard_error("-c", f"from grpojax.host import startup; startup.prepare(); {look}") == ""
 
 
-@pytest.mark.slow
-def test_nor_does_a_plan():
-    look = "from grpojax.tools import planner; from grpojax.models.sharding import MeshConfig; "
-    assert standard_error("-c", look + "planner.topology_mesh('v5p:2x2x2', MeshConfig())") == ""
-
-
 SMALL = ("train.steps=1", "train.eval_limit=1", "rollout.prompts=8", "rollout.group=2", "rollout.max_tokens=4")
 
 
 @pytest.mark.slow
 def test_commands_say_nothing_on_standard_error(tmp_path):
-    command = "-m", "grpojax.tools.cli"
+    command = "-m", "grpojax.cli.main"
     run = f"run.dir={tmp_path}/run"
-    assert standard_error(*command, "train", "configs/quickstart.yaml", run, "optimizer.warmup_steps=0", *SMALL) == ""
+    assert standard_error(*command, "train", RECIPE, run, "optimizer.warmup_steps=0", *SMALL) == ""
     assert standard_error(*command, "eval", f"{tmp_path}/run", "--limit", "2", "--max-tokens", "4") == ""
     assert standard_error(*command, "sample", "builtin:tiny", "--prompt", "1", "--max-tokens", "2") == ""
 

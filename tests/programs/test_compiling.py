@@ -239,7 +239,7 @@ def test_options_of_an_update_are_known_to_xla_and_change_nothing_but_rounding(m
 
 
 def test_updates_and_scores_of_runs_have_them(monkeypatch):
-    """The policy's two and not the covariance mask's; of a supervised run both."""
+    """The policy's two and not the covariance mask's."""
     monkeypatch.setenv("XLA_FLAGS", "")
     options, made = compiling.quick_options(), {}
     monkeypatch.setattr(programs, "program", lambda name, _, options=None, **how: made.update({name: options}))
@@ -249,9 +249,6 @@ def test_updates_and_scores_of_runs_have_them(monkeypatch):
     )
     programs.make_programs.__wrapped__(learning)
     assert made == {"score": options, "update": options, "covariance mask": None}
-    made.clear()
-    programs.make_supervised_programs(None, Compute(), lambda *given: None, rule, 10)
-    assert made == {"score": options, "update": options}
 
 
 def test_options_of_an_update_leave_the_users_and_other_platforms_alone(monkeypatch):

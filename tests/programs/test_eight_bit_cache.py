@@ -1,7 +1,6 @@
 """Keys and values of eight bits against plain numpy: attention of a step, whole rollouts, and layouts."""
 
 import dataclasses
-import functools
 from types import SimpleNamespace
 
 import jax
@@ -20,7 +19,6 @@ from grpojax.models.weight_table import shardings
 from grpojax.programs import kv_cache, state
 from grpojax.programs.kv_cache import Ring
 from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.tools import hlo
 from grpojax.types import Prompts
 
 EIGHT = SamplerConfig(group=5, max_tokens=11, cache_dtype="int8")
@@ -225,26 +223,6 @@ def test_draws_do_not_depend_on_the_mesh(sizes, of, heads):
     placed = state.make_reshard(config, compute)(jax.device_put(params, shardings(params, mesh)))
     fewer = dataclasses.replace(EIGHT, decode_slots=2)
     same(run((graph, placed), some_prompts(8), fewer, compute, block=4), want)
-
-
-@pytest.mark.in_ci("int8")
-@pytest.mark.slow
-@pytest.mark.parametrize("cache_dtype", ["int8", "compute"])
-def test_no_block_is_gathered(cache_dtype):
-    """What the devices that sample send each other for a token are sums of activations, ``[R, S, D]`` at the most, and
-    less than a layer's block of keys."""
-    config = dataclasses.replace(BASE, vocab_size=56, num_heads=8, num_kv_heads=2, head_dim=32, num_layers=2)
-    graph, params = random_decoder(config)
-    mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=4, tensor=2))
-    compute, cells = dataclasses.replace(TPU, mesh=mesh), {"decode_slots": 3, "cache_dtype": cache_dtype}
-    own = state.make_reshard(config, compute)(jax.device_put(params, shardings(params, mesh)))
-    draw = functools.partial(
-        sample_groups, graph, config=dataclasses.replace(EIGHT, **cells), eos_ids=(1, 2), compute=compute
-    )
-    with blocks_of(4):
-        text = jax.jit(lambda params, key: draw(params, some_prompts(8), key)).lower(own, jax.random.key(0)).compile()
-    most = max(c.size for c in hlo.analyse(text.as_text()).collectives if c.unknown)
-    assert most <= 2 * 3 * config.hidden_size * 4 < 2 * 3 * 2 * 32 * 4
 
 
 def test_a_gpu_is_refused(decoder):

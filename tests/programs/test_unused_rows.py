@@ -18,7 +18,7 @@ from plain_decoder import BASE, ragged_batch, random_decoder, some_prompts
 from grpojax.models import Compute, decoder, score, sharding
 from grpojax.models.logprobs import log_normalisers, mask_unused, token_scores
 from grpojax.models.weight_table import shardings
-from grpojax.programs import influence, packing, state
+from grpojax.programs import packing, state
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.programs.token_sampling import DrawConfig, draw
 from grpojax.types import PerToken, TrainBatch
@@ -217,23 +217,6 @@ def test_logits_of_eight_bits_are_masked_too(models):
     model = nnx.merge(graph, state.make_reshard(PADDED, Compute(), "int8")(params))
     logits = decoder.logits(model, jnp.ones((2, 1, PADDED.hidden_size)), Compute())
     assert (logits[..., TOKENS:] == -1e30).all() and np.abs(logits[..., :TOKENS]).max() < 100
-
-
-def test_influence_of_tokens_is_that_without_the_rows(models):
-    """An entry without a token adds nothing."""
-    batch = ragged_batch(np.random.default_rng(3), p=1, vocab=TOKENS)
-    packed, layout = packing.pack(batch)
-    live = (layout.index >= 0).astype(np.float32)
-    entries = influence.vocabulary(batch.tokens, layout.unpack(live) > 0, TOKENS)[None]
-    more = np.concatenate([entries, [[[TOKENS + 1, TOKENS + 2]]]], -1).astype(np.int32)
-    got, want = (
-        influence.make_influence(graph, Compute(), temperature=0.7)(
-            params, packed.rows, np.zeros(live.shape, np.int32), live, ids
-        ).scores
-        for (graph, params), ids in zip(models, (more, entries), strict=True)
-    )
-    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
-    assert np.abs(want).max() > 0
 
 
 def test_without_such_rows_the_programs_are_what_they_were():

@@ -17,7 +17,6 @@ from grpojax.models.hf import writing
 from grpojax.records import board, evaluations, metrics, samples
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.records.directory import RunDirectory
-from grpojax.records.runs import read_runs
 
 proxy, place = bucket.proxy, bucket.place
 
@@ -122,15 +121,6 @@ def test_a_directory_is_one_runs(place):
     files.write(place / "mine/file", b"")
     with pytest.raises(UserError, match="is not a run"):
         RunDirectory(place / "mine", {}, lambda name: False).check()
-
-
-def test_runs_are_found_in_a_folder(place):
-    for name in ("a", "b"):
-        files.write_json(place / name / "config.json", {"rollout": {}, "train": {"steps": 2}})
-        record(place / name, 0, [1, 2]).close()
-    runs, notes = read_runs([str(place)])
-    assert [str(run.path) for run in runs] == [f"{place}/a", f"{place}/b"] and not notes
-    assert runs[0].done == 2
 
 
 # ---------------------------------------------------------------------------------------------- evaluations

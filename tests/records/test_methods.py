@@ -1,89 +1,40 @@
 """Two resolved methods compared: what differs, and what a resumed run may not differ in."""
 
 import copy
-import functools
-import itertools
-import json
 
 import pytest
-from refusals import QUICKSTART
-from variant_examples import REQUIRED, built
+import resolved_methods
+from refusals import RECIPE
+from resolved_methods import plain_tree, tree
+from variant_examples import built, in_core
 
 from grpojax import variants
 from grpojax.host import settings
 from grpojax.host.errors import UserError
-from grpojax.records.methods import changes, differences, equal_options, explain, in_a_line, without_repeats
-from grpojax.rewards import RewardConfig
+from grpojax.records.methods import changes, differences, equal_options, explain, in_a_line
 from grpojax.run import recipe
-from grpojax.run.method import describe, resolve
-from grpojax.run.sections import RolloutConfig, TrainConfig
 
-ROLLOUT, TRAIN = RolloutConfig(prompts=8, group=4, max_tokens=16), TrainConfig(steps=1, ppo_epochs=2)
-REWARDS = (RewardConfig(name="answer"),)
-NAMES = [name for name in variants.names() if built(name).objective.has_ratio]
-
-
-def tree(variant, **options):
-    return describe(resolve({"name": variant, **REQUIRED.get(variant, {}), **options}, REWARDS, "auto", ROLLOUT, TRAIN))
-
-
-@functools.cache
-def plain_tree(name):
-    return tree(name)
+NAMES = [name for name in variants.names() if built(name).objective.has_ratio and in_core(name)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_is_described_in_plain_json_with_all_its_options(name):
-    described = plain_tree(name)
-    assert json.loads(json.dumps(described)) == described
-    assert described["options"].keys() == variants.parameters(name).keys()
-    assert list(described) == [
-        "variant", "options", "advantage", "objective", "filter", "retire", "critic",
-        "sample_allocation", "needs",
-    ]  # fmt: skip
-    assert differences(described, tree(name)) == {} == changes(described, tree(name))
+    resolved_methods.check_described(name)
 
 
-def test_every_two_variants_differ_in_more_than_their_names_or_are_the_same():
-    same = set()
-    for a, b in itertools.combinations(NAMES, 2):
-        there, back = differences(plain_tree(a), plain_tree(b)), differences(plain_tree(b), plain_tree(a))
-        assert {k: v[::-1] for k, v in there.items()} == back
-        if not without_repeats(there):
-            same.add((a, b))
-    assert same == set()
+def test_every_two_variants_differ_in_more_than_their_names():
+    resolved_methods.check_apart(NAMES)
 
 
-def other(value):
-    if value is None or isinstance(value, bool):
-        return 0.5 if value is None else not value
-    return value + (0.25 if isinstance(value, float) else 1)
-
-
-@pytest.mark.parametrize("name", ["grpo", "negative_advantage", "rare_token", "nthr", "token_critic", "dapo", "gspo"])
+@pytest.mark.parametrize("name", ["grpo", "negative_advantage", "rare_token", "dapo", "gspo"])
 def test_every_option_of_another_value_is_named(name):
-    """As one thing, in the chain, the objective or the critic, or by itself."""
-    skipped = ("constant", "entropy_step", "importance_low", "importance_high", "overlong_limit", "overlong_buffer")
-    for option, value in plain_tree(name)["options"].items():
-        if isinstance(value, str) or option.startswith("covariance") or option in skipped:
-            continue
-        changed = tree(name, **{option: 2.0 if option == "clip_dual" else other(value)})
-        found = differences(plain_tree(name), changed)
-        assert f"options.{option}" in found or f"objective.{option}" in found
-        assert len(without_repeats(found)) == 1, (option, found)
+    resolved_methods.check_options(name)
 
 
 @pytest.mark.parametrize(("a", "b", "line"), [
     (tree("grpo"), tree("grpo"), ""),
     (tree("grpo", aggregate="sequence_sum", kl_coef=0.0), tree("culling"), "retire: none -> share=1.0"),
     (tree("negative_advantage", c=0.0), tree("negative_advantage"), "options.c: 0.0 -> 1.0"),
-    (tree("nthr", eta=1.0), tree("nthr"), "options.eta: 1.0 -> none"),
-    (tree("grpo", aggregate="sequence_sum", kl_coef=0.0), tree("gt_likelihood"),
-     "advantage.likelihood_of_all_fail: none -> "
-     "reward=likelihood_of_all_fail(fail_reward=0.0, everywhere=False, relative=False)"),
-    (tree("grpo", aggregate="sequence_sum", kl_coef=0.0), tree("token_critic"),
-     "advantage.add_token_bias: none -> add_token_bias(bound=None, center=False); "
-     "critic: none -> loss=BiasLoss, signal=token_bias, targets=center | scale | to_tokens"),
 ])  # fmt: skip
 def test_methods_differ_from_their_controls_in_a_line(a, b, line):
     assert in_a_line(differences(a, b)) == line
@@ -130,11 +81,11 @@ def test_what_has_changed_is_named_with_both_values_and_the_remedy(path, value, 
 
 
 def test_a_method_is_no_setting_but_a_stored_recipe_has_one():
-    stored = recipe.load(QUICKSTART).resolved()
+    stored = recipe.load(RECIPE).resolved()
     assert stored["method"]["variant"] == "grpo" and settings.build(recipe.Config, stored).resolved() == stored
     for override in ("method.objective.kl_coef=1", "method=grpo"):
         with pytest.raises(UserError, match="method is what the variant stands for, not a setting: set variant"):
-            recipe.load(QUICKSTART, [override])
+            recipe.load(RECIPE, [override])
     with pytest.raises(UserError, match="method: unknown key"):
         settings.build(recipe.Config, stored | {"method": "grpo"})
 

@@ -4,29 +4,20 @@ import json
 import shutil
 import signal
 
-import answered_runs
 import jax
 import numpy as np
 import pytest
 import runs
+from adapter_runs import RANK, SHORT, check_both, hf_params, trainer
 from runs import numbers
 from safetensors.numpy import load_file, save_file
 from several import together
 
+from grpojax.cli import main as cli
+from grpojax.cli.targets import model_of, read_target
 from grpojax.host.errors import UserError
 from grpojax.models import adapters, hf
-from grpojax.run import finetune
 from grpojax.run import recipe as config
-from grpojax.run.finetune_recipe import load_dpo, load_sft
-from grpojax.tools import cli
-from grpojax.tools.targets import model_of, read_target
-
-RANK = ("model.adapter.rank=4", "model.adapter.alpha=8", "optimizer.learning_rate=0.02")
-SHORT = (*RANK, "train.steps=4", "train.checkpoint_every=2", "train.eval_every=2")
-
-
-def trainer(recipe, directory, *overrides, eos_ids=None):
-    return runs.Trainer(config.load(recipe, [*SHORT, f"run.dir={directory}", *overrides]), eos_ids=eos_ids)
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +41,6 @@ def test_only_factors_learn_and_are_saved(unbroken):
     assert not (directory / "checkpoints" / "4" / "base_params").exists()
     first = adapters.on_base(hf_params(learner.policy.folder), learner.policy.adapter)
     jax.tree.map(np.testing.assert_array_equal, learner.state["base"], first)
-
-
-def hf_params(folder):
-    from flax import nnx
-
-    return nnx.split(hf.load(folder))[1]
 
 
 def test_it_goes_on_bit_for_bit(recipe, unbroken, tmp_path):
@@ -197,13 +182,9 @@ def test_adapters_without_a_folder_are_no_target(recipe):
         read_target(str(recipe.parent), ["model.adapter.rank=2"], sets=[str(recipe.parent / "sums.jsonl")])
 
 
-# What reads the policy's weights besides updates: two programs that are late, one that scores, one that draws.
+# What reads the policy's weights besides updates.
 VARIANTS = {
-    "nthr": ["variant=nthr"],
-    "gt_likelihood": ["variant=gt_likelihood"],
     "clip_cov": ["variant=clip_cov", "train.ppo_epochs=2"],
-    "ppo": ["variant=ppo", "critic.layers=1"],
-    "ppo on a frozen trunk": ["variant=ppo", "critic.trunk=frozen", "critic.warmup_steps=1"],
     "int8": [
         "model.adapter.base=int8",
         "model.adapter.dora=true",
@@ -211,67 +192,11 @@ VARIANTS = {
         "variant.importance=truncate",
     ],
     "not merged": ["model.adapter.base=int8", "model.adapter.merged=false"],
-    "ahead": ["rollout.ahead=1", "model.dtype=bfloat16"],
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_reads_the_policys_weights_reads_both(recipe, tmp_path, name):
-    short = ["train.steps=2", "data.validation=null", "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4"]
-    run = trainer(recipe, tmp_path, *short, *VARIANTS[name], eos_ids=())
-    assert run.run()
-    lines = [line for line in numbers(tmp_path) if "reward" in line]
-    assert lines[-1]["grad_norm"] > 0 and all(line["skipped_updates"] == 0 for line in lines)
-    most = 0.3 if name in ("int8", "ahead") else 1e-4
-    assert lines[-1]["sampling/logp_difference_max"] < most
-    sampled = jax.tree.leaves(run.policy.reshard(run.learner.weights))
-    shared = [x for x in jax.tree.leaves(run.learner.state["base"]) if any(x is y for y in sampled)]
-    assert bool(shared) == (name == "not merged") and (not shared or len(sampled) - len(shared) == 14)
-
-
-@pytest.mark.slow
-def test_a_critic_stands_on_the_policys_base(recipe, tmp_path):
-    short = ["train.steps=2", "data.validation=null", "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4"]
-    ppo = [*short, "variant=ppo", "critic.optimizer.learning_rate=0.02"]
-    run = trainer(recipe, tmp_path / "run", *ppo, eos_ids=())
-    start = jax.tree.map(np.asarray, run.learner.state["critic"].params)
-    assert run.run()
-    state = run.learner.state
-    assert set(state) == {"policy", "critic", "base"} and set(run.learner.saved()) == {"policy", "critic"}
-    moved = {name: np.abs(x - start[name]).max() for name, x in state["critic"].params.items()}
-    assert moved["token_head"] > 1e-3 and moved["q_b"] > 1e-4 and "embed" not in moved
-    assert any(
-        np.abs(x - state["policy"].params[n]).max() > 1e-4 for n, x in state["critic"].params.items() if "_b" in n
-    )
-    again = trainer(recipe, tmp_path / "run", *ppo, "train.steps=3", eos_ids=())
-    jax.tree.map(np.testing.assert_array_equal, again.learner.state, state)
-    again.close()
-    assert cli.main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "out")]) == 0
-    trunk = hf_params(tmp_path / "out" / "critic")
-    base = adapters.joined(state["base"], state["critic"].params)
-    want = adapters.merged(base, "float32")
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), trunk, want)
-    head = load_file(tmp_path / "out" / "critic" / "token_head.safetensors")["token_head.weight"]
-    np.testing.assert_array_equal(head, state["critic"].params["token_head"])
-
-
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
-def test_supervised_runs_learn_factors_and_go_on(recipe, tmp_path, kind):
-    recipes = answered_runs.make(tmp_path, recipe.parent)
-
-    def run_of(name, *more):
-        load = {"sft": load_sft, "dpo": load_dpo}[kind]
-        made = load(recipes[kind], [*RANK, f"run.dir={tmp_path / name}", *more])
-        return finetune.FineTune(made, jax.devices()[:1])
-
-    with pytest.raises(UserError, match="model.adapter.merged=false: .*leave it out"):
-        run_of("refused", "model.adapter.merged=false")
-    assert run_of("whole").run() and run_of("parts", "train.steps=4").run() and run_of("parts").run()
-    lines = [line for line in numbers(tmp_path / "whole") if "eval/loss" in line]
-    assert lines[-1]["eval/loss"] < lines[0]["eval/loss"] - 0.015
-    last = [[x for x in numbers(tmp_path / n) if x["step"] == 7 and "test/loss" not in x] for n in ("whole", "parts")]
-    assert last[0] == last[1] and len(last[0]) == 2
-    assert not (tmp_path / "whole" / "checkpoints" / "7" / "base_params").exists()
-    assert cli.main(["export", str(tmp_path / "whole"), "--to", str(tmp_path / "peft")]) == 0
-    assert hf.peft.read_config(tmp_path / "peft")[0].rank == 4
+    most = 0.3 if name == "int8" else 1e-4
+    check_both(recipe, tmp_path, *VARIANTS[name], most=most, merged=name != "not merged")

@@ -2,14 +2,11 @@
 
 import json
 
-import answered_runs
-import jax
 import pytest
 from runs import Trainer, numbers
 
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
-from grpojax.run import finetune, finetune_recipe
 from grpojax.run import recipe as config
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -73,19 +70,3 @@ def test_a_run_that_fails_in_its_first_step_gives_way_too(recipe, tmp_path, said
     assert f"and what else was there is in {place}/replaced/1" in said.text
     assert '"eval/reward"' in (place / "replaced/1/metrics.jsonl").read_text()
     assert (place / "metrics.jsonl").read_text() == ""
-
-
-def test_so_does_a_supervised_run(recipe, tmp_path, said):
-    """And what it has scored under the reference is not taken for another's."""
-    answers = answered_runs.make(tmp_path, recipe.parent)
-    place = tmp_path / "run"
-
-    def run_of(seed):
-        given = [f"run.dir={place}", "train.steps=1", f"train.seed={seed}"]
-        return finetune.FineTune(finetune_recipe.load_dpo(answers["dpo"], given), jax.devices()[:1])
-
-    run_of(0).close()
-    scored = (place / "reference.npz").stat().st_mtime_ns
-    run_of(1).close()
-    assert (place / "reference.npz").stat().st_mtime_ns > scored
-    assert f"and what else was there is in {place}/replaced/1" in said.text

@@ -1,7 +1,5 @@
 """A run that ends by the tokens it has drawn: where it stops, what its schedules follow, and how it goes on."""
 
-import dataclasses
-
 import fake_programs
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import spies
 from runs import Trainer, numbers
 
 from grpojax.host.errors import UserError
-from grpojax.records.runs import read_runs
 from grpojax.run import recipe as config
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -32,8 +29,7 @@ def test_it_ends_with_the_step_that_reaches_the_budget(run):
     drawn = np.array([line["sampled_tokens"] for line in lines])
     assert drawn[-1] >= 700 > drawn[-2] and len(lines) > 3
     np.testing.assert_allclose(np.diff(drawn, prepend=0), [32 * line["completions/mean_length"] for line in lines])
-    (one,), _ = read_runs([run])
-    assert one.finished and one.state() == f"{len(lines)} steps, {drawn[-1]:.0f} of 700 tokens"
+    assert (run / "done").exists()
 
 
 @pytest.mark.slow
@@ -41,7 +37,7 @@ def test_it_goes_on_as_if_it_had_not_stopped(recipe, run, tmp_path):
     trainer = Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
     trainer.on_step = lambda *_: trainer.done == 2 and trainer.session.control.ask("SIGTERM")
     assert not trainer.run() and trainer.done == 3
-    assert not read_runs([tmp_path])[0][0].finished
+    assert not (tmp_path / "done").exists()
     assert Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}"))).run()
     assert [x for x in numbers(tmp_path) if "reward" in x] == [x for x in numbers(run) if "reward" in x]
 
@@ -66,8 +62,6 @@ def test_steps_or_tokens(recipe):
             config.load(recipe, given)
     budget = config.load(recipe, ("train.tokens=5",)).train
     assert (budget.steps, budget.tokens) == (None, 5)  # an override takes the other's place
-    with pytest.raises(UserError, match="critic.warmup_steps=4 of train.tokens=100: the policy would never learn"):
-        config.load(recipe, ("train.tokens=100", "variant=token_critic", "critic.warmup_steps=4"))
     with pytest.raises(UserError, match="tokens=0: must be at least 1"):
         config.load(recipe, ("train.steps=null", "train.tokens=0"))
 
@@ -78,12 +72,3 @@ def test_a_budget_that_is_spent_already_is_refused(recipe, tmp_path):
     assert Trainer(config.load(recipe, given)).run()  # of its own budget it was over
     with pytest.raises(UserError, match=r"train.tokens=100: the run in .* has drawn \d+ already"):
         Trainer(config.load(recipe, (*given, "train.tokens=100")))
-
-
-@pytest.mark.slow
-def test_dropped_groups_and_greedy_completions_count(recipe, tmp_path):
-    given = (*BUDGET, "train.tokens=200", "train.minibatches=1", f"run.dir={tmp_path}")
-    one = dataclasses.replace(config.load(recipe, given), variant="remax")
-    assert Trainer(one).run()
-    lines = [line for line in numbers(tmp_path) if "reward" in line]
-    assert lines[0]["sampled_tokens"] > 32 * lines[0]["completions/mean_length"]

@@ -1,10 +1,10 @@
 """Runs that collapse are told in time, and by option stopped; healthy ones are left alone."""
 
 import json
-from pathlib import Path
 
 import pytest
 import runs
+from refusals import RECIPE
 from runs import numbers
 
 from grpojax.host.errors import UserError
@@ -13,7 +13,6 @@ from grpojax.run.alarms import Limits
 from grpojax.run.watch import KEY
 
 RINGS, ALARM = Limits(jump=0.0, jump_nats=-100.0), f"{KEY}entropy_jump"
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
 def load(recipe, directory, *overrides):
@@ -113,7 +112,7 @@ def follow(directory, *overrides):
     stories = ("data.train=builtin:arithmetic/train.jsonl", "data.validation=builtin:arithmetic/test.jsonl")
     short = ("data.test=null", "train.checkpoint_every=0", "train.eval_limit=128", "tracking.samples=false")
     rate = "optimizer.learning_rate=3e-4"
-    recipe = config.load(QUICKSTART, [f"run.dir={directory}", *stories, *short, rate, *overrides])
+    recipe = config.load(RECIPE, [f"run.dir={directory}", *stories, *short, rate, *overrides])
     trainer, found = runs.Trainer(recipe), []
     plain = trainer.held_out.evaluate
 

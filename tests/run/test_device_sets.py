@@ -1,17 +1,11 @@
 """Devices that sample beside those that learn (``mesh.rollout``)."""
 
-import dataclasses
-import time
-
 import jax
-import numpy as np
 import pytest
-import spies
 from runs import Trainer, numbers
 
 from grpojax.host.errors import UserError
 from grpojax.models.sharding import MeshConfig, disaggregate
-from grpojax.records.metrics import read_metrics
 from grpojax.run import recipe as config
 
 
@@ -41,18 +35,6 @@ def test_with_ahead_0_they_give_the_numbers_of_one_set(recipe, tmp_path):
     assert lines_of(tmp_path / "one") == lines_of(tmp_path / "two")
 
 
-@pytest.mark.exhaustive("run/test_device_sets.py::test_with_ahead_0_they_give_the_numbers_of_one_set")
-def test_one_device_of_each_kind_with_rollouts_ahead_gives_those_of_one(recipe, tmp_path):
-    assert Trainer(load(recipe, tmp_path / "one", "rollout.ahead=1")).run()
-    trainer = Trainer(load(recipe, tmp_path / "two", "rollout.ahead=1", "mesh.rollout=1"), devices=2)
-    assert trainer.run()
-    one, two = lines_of(tmp_path / "one"), lines_of(tmp_path / "two")
-    assert [line["rollout/staleness"] for line in two] == [0.0, 1.0, 1.0]
-    for a, b in zip(one, two, strict=True):
-        assert a.keys() == b.keys()
-        np.testing.assert_array_equal(list(a.values()), list(b.values()))
-
-
 def test_sets_that_cannot_be_are_refused():
     with pytest.raises(UserError, match="mesh.rollout=8 of 8 devices leaves none to learn on"):
         disaggregate(MeshConfig(rollout=8), jax.devices())
@@ -67,50 +49,3 @@ def test_several_processes_are_refused(monkeypatch):
     with pytest.raises(UserError, match="mesh.rollout=2 with 2 processes"):
         disaggregate(MeshConfig(rollout=2), jax.devices())
     assert disaggregate(MeshConfig(), jax.devices())[1] == []
-
-
-def slow(x, seconds=0.4):
-    """``x`` after a while in which its device does nothing else that waits for it."""
-
-    def wait(now):
-        time.sleep(seconds)
-        return now
-
-    return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-
-def take_their_time(trainer, seconds):
-    """Has every rollout and every update of a trainer take so long on its device."""
-    delay, plain_sample, plain_step = (
-        jax.jit(slow, static_argnums=1),
-        trainer.policy.sample,
-        trainer.learner.programs.update,
-    )
-
-    def sample(*given, **more):
-        rollout = plain_sample(*given, **more)
-        return dataclasses.replace(rollout, stopped=delay(rollout.stopped, seconds))
-
-    def train_step(state, frozen, packed):
-        tokens = packed.per_token
-        tokens = dataclasses.replace(tokens, advantages=delay(tokens.advantages, seconds))
-        return plain_step(state, frozen, dataclasses.replace(packed, per_token=tokens))
-
-    trainer.policy.sample = sample
-    spies.update_by(trainer, train_step)
-
-
-def median_step(directory):
-    return float(np.median([line["time/step_s"] for line in read_metrics(directory)[2:]]))
-
-
-@pytest.mark.exhaustive("run/test_device_sets.py::test_with_ahead_0_they_give_the_numbers_of_one_set")
-def test_rollout_and_updates_take_their_time_side_by_side(recipe, tmp_path):
-    """Both take 0.4 s of sleep, so that it shows what waits for what, and not what two cores can do at once."""
-    took = {}
-    for name, options, devices in (("one", (), 1), ("two", ("rollout.ahead=1", "mesh.rollout=1"), 2)):
-        trainer = Trainer(load(recipe, tmp_path / name, "train.steps=6", *options), devices=devices)
-        take_their_time(trainer, 0.4)
-        assert trainer.run()
-        took[name] = median_step(tmp_path / name)
-    assert took["one"] / took["two"] > 1.3

@@ -1,6 +1,5 @@
 """What a run does when something fails that is none of its steps, and when it is told to stop."""
 
-import errno
 import json
 import os
 import re
@@ -8,21 +7,17 @@ import subprocess
 import sys
 import threading
 import time
-import types
 
-import answered_runs
 import fake_programs
-import jax
 import pytest
+from failing_runs import check_first_writes, check_told, full
 from runs import Trainer, environment, numbers
 
-from grpojax.host import peers, preemption, processes
-from grpojax.records import directory as directories
+from grpojax.cli import main as cli
+from grpojax.host import preemption
 from grpojax.records import evaluations
-from grpojax.records import metrics as tracking
-from grpojax.run import control, finetune, finetune_recipe, recorder, session
+from grpojax.run import control
 from grpojax.run import recipe as config
-from grpojax.tools import cli
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -40,10 +35,6 @@ def unbroken(recipe, tmp_path_factory):
     with fake_programs.in_place():
         assert Trainer(load(recipe, directory, "train.eval_every=2")).run()
     return numbers(directory)
-
-
-def full(*args, **kwargs):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_metrics_samples_and_evaluations_that_cannot_be_written_are_said(recipe, tmp_path, caplog, monkeypatch):
@@ -158,44 +149,16 @@ def test_the_best_checkpoint_has_a_score_that_came_after_it(recipe, tmp_path, mo
     assert trainer.session.checkpoints.good() == 2 and trainer.session.checkpoints.good(before=2) is None
 
 
-KINDS = pytest.mark.parametrize("kind", ["train", "sft"])
-
-
-def run_of(kind, recipe, folder):
-    """A run of a step, by reinforcement or supervised."""
-    given = [f"run.dir={folder / 'run'}", "train.steps=1"]
-    if kind == "train":
-        return Trainer(load(recipe, folder / "run", "train.steps=1"))
-    answers = answered_runs.make(folder, recipe.parent)
-    return finetune.FineTune(finetune_recipe.load_sft(answers["sft"], given), jax.devices()[:1])
-
-
-@KINDS
-def test_the_first_writes_anew_what_all_have_read(recipe, tmp_path, monkeypatch, kind):
+def test_the_first_writes_anew_what_all_have_read(recipe, tmp_path, monkeypatch):
     """Of a run that goes on: in a bucket the first takes objects away that another process has listed."""
-    assert run_of(kind, recipe, tmp_path).run()
-    of_directory, calls = directories.RunDirectory, []
-    watched = {"read_metrics": tracking, "changed": of_directory, "meet": processes, "Recorder": recorder}
-    for name, place in (watched | {"write": of_directory}).items():
-        plain = getattr(place, name)
-        monkeypatch.setattr(place, name, lambda *given, plain=plain, name=name: (calls.append(name), plain(*given))[1])
-    run_of(kind, recipe, tmp_path).close()
-    reads = ["read_metrics", "changed"] if kind == "train" else ["read_metrics"]
-    assert calls[calls.index("read_metrics") :] == [*reads, "meet", "Recorder", "write"]
+    config = load(recipe, tmp_path / "run", "train.steps=1")
+    check_first_writes(lambda: Trainer(config), monkeypatch, ["read_metrics", "changed"])
 
 
-@KINDS
 @pytest.mark.parametrize("where", ["start", "loop"])
-def test_an_error_is_told_before_what_is_held_is_let_go_of(recipe, tmp_path, monkeypatch, kind, where):
-    calls = []
-    monkeypatch.setattr(peers, "_here", [types.SimpleNamespace(failing=lambda e: calls.append(type(e).__name__))])
-    plain = tracking.Metrics.close
-    monkeypatch.setattr(tracking.Metrics, "close", lambda self: (calls.append("close"), plain(self))[1])
-    place, name = (session.Session, "settle") if where == "start" else (recorder.Recorder, "write")
-    monkeypatch.setattr(place, name, full)
-    with pytest.raises(OSError, match="No space left"):
-        run_of(kind, recipe, tmp_path).run()
-    assert calls == ["OSError", "close"]
+def test_an_error_is_told_before_what_is_held_is_let_go_of(recipe, tmp_path, monkeypatch, where):
+    config = load(recipe, tmp_path / "run", "train.steps=1")
+    check_told(lambda: Trainer(config), monkeypatch, where)
 
 
 HANGS = """
@@ -209,7 +172,7 @@ def replace(self, sampled):
         time.sleep(60)
     return plain(self, sampled)
 Learner.replace = replace
-from grpojax.tools import cli
+from grpojax.cli import main as cli
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -17,11 +17,11 @@ import pytest
 import spies
 from runs import Full, Trainer, add_step, numbers
 
+from grpojax.cli import main as cli
 from grpojax.host.errors import UserError
 from grpojax.records import metrics as tracking
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
-from grpojax.tools import cli
 
 pytestmark = pytest.mark.usefixtures("fakes")
 

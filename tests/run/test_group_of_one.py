@@ -1,60 +1,26 @@
 """Whether a group of one, and groups whose rewards are all the same, teach a variant anything."""
 
-import inspect
-
+import equal_groups
 import pytest
+from equal_groups import ALL, rollout, variant_of
+from refusals import RECIPE
+from variant_examples import in_core
 
-from grpojax import variants
 from grpojax.host.errors import UserError
 from grpojax.run import method
-from grpojax.run.sections import RolloutConfig
 
-# Their baseline is not the group's mean, or there is a teacher, a critic, or a reward that still differs.
-LEARN = {
-    "distill", "gt_likelihood", "grpo_process", "negative_advantage", "ngrpo", "ppo", "reinforce_pp", "remax",
-    "token_critic",
-}  # fmt: skip
-ALL = sorted({*variants.names()} - {"pass_at_k", "pass_at_k_margin"})
-OFTEN = (
-    "grpo",
-    "rloo",
-    "opo",
-    "gpg",
-    "reinforce_pp_baseline",
-    "gt_likelihood",
-    "reinforce_pp",
-    "ngrpo",
-    "remax",
-    "ppo",
-)
-NEEDED = {"constant": 4.0, "teacher": "x"}
+OFTEN = ("grpo", "rloo", "opo", "gpg", "reinforce_pp_baseline", "reinforce_pp", "ngrpo")
+NAMES = [name for name in ALL if in_core(name)]
 
 
-def variant_of(name, **options):
-    required = [k for k, v in variants.parameters(name).items() if v is inspect.Parameter.empty]
-    given = {k: NEEDED[k] for k in required}
-    return variants.get(name, **(given | options))
-
-
-def rollout(group, prompts=8):
-    return RolloutConfig(prompts=prompts, group=group, max_tokens=4)
-
-
-@pytest.mark.parametrize("name", ["gt_likelihood", "ngrpo", "reinforce_pp", "grpo", "gtpo", "rloo"])
+@pytest.mark.parametrize("name", ["ngrpo", "reinforce_pp", "grpo", "gtpo", "rloo"])
 def test_who_learns_from_groups_with_equal_rewards(name):
-    assert method.learns_from_equals(variant_of(name), rollout(4)) == (name in LEARN)
+    equal_groups.check_learns(name)
 
 
-@pytest.mark.parametrize("name", [x if x in OFTEN else pytest.param(x, marks=pytest.mark.exhaustive) for x in ALL])
+@pytest.mark.parametrize("name", [x if x in OFTEN else pytest.param(x, marks=pytest.mark.exhaustive) for x in NAMES])
 def test_a_group_of_one_is_refused_where_every_advantage_is_0(name):
-    """That of ``gt_likelihood`` is centred in the group, too."""
-    if name in LEARN - {"gt_likelihood"}:
-        return method._try(variant_of(name), rollout(1))
-    with pytest.raises(UserError) as refused:
-        method._try(variant_of(name), rollout(1))
-    said = str(refused.value)
-    assert f"rollout.group=1: variant {name!r}" in said and "set rollout.group to 2 or more" in said
-    assert "\n" not in said
+    equal_groups.check_group_of_one(name)
 
 
 def test_options_count_and_so_does_a_batch_of_one():
@@ -69,5 +35,5 @@ def test_a_recipe_with_a_group_of_one_is_refused():
 
     given = ["rollout.group=1", "model.path=x", "data.train=x", "run.dir=x"]
     with pytest.raises(UserError, match="rollout.group=1: variant 'rloo'"):
-        config.load("configs/quickstart.yaml", [*given, "variant=rloo"])
-    assert config.load("configs/quickstart.yaml", [*given, "variant=reinforce_pp"]).rollout.group == 1
+        config.load(RECIPE, [*given, "variant=rloo"])
+    assert config.load(RECIPE, [*given, "variant=reinforce_pp"]).rollout.group == 1

@@ -10,16 +10,16 @@ from pathlib import Path
 import bucket
 import pytest
 import runs
+from refusals import RECIPE
 
 from grpojax import data
 from grpojax.host import files
 from grpojax.records import samples
 
-QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 SHORT = ("train.steps=4", "train.checkpoint_every=1", "train.eval_every=0", "train.eval_limit=4",
          "rollout.prompts=2", "rollout.group=4", "rollout.max_tokens=12", "profile.steps=[4, 4]")  # fmt: skip
 RUN = f"{bucket.URL}/runs/first"
-COMMANDS = "import json, sys; from grpojax.tools.cli import main; sys.exit(any(map(main, json.loads(sys.argv[1]))))"
+COMMANDS = "import json, sys; from grpojax.cli.main import main; sys.exit(any(map(main, json.loads(sys.argv[1]))))"
 
 
 def commands(*each: list[str], env: dict[str, str]) -> None:
@@ -35,7 +35,6 @@ def after(run: str, place: str) -> list[list[str]]:
     return [
         ["eval", run, *evaluation],
         ["export", run, "--to", f"{place}/policy"],
-        ["report", run, "--to", f"{place}/report.html"],
     ]
 
 
@@ -57,7 +56,7 @@ def test_a_life_in_a_bucket(tmp_path):
         proxy.every(30, 503, "torn", 429)
         env = bucket.variables(proxy.address)
         own = env | {"JAX_COMPILATION_CACHE_DIR": ""}  # beside run.dir
-        killed = runs.start(QUICKSTART, RUN, *SHORT, *given, env=own)
+        killed = runs.start(RECIPE, RUN, *SHORT, *given, env=own)
         assert killed.stdout is not None
         said = ""
         while "step 3/4" not in said:
@@ -66,10 +65,10 @@ def test_a_life_in_a_bucket(tmp_path):
         killed.kill()
         killed.wait()
         assert "compiled update" in said, said
-        refused = runs.start(QUICKSTART, RUN, *SHORT, *given, env=own)
+        refused = runs.start(RECIPE, RUN, *SHORT, *given, env=own)
         said = refused.communicate(timeout=1800)[0]
         assert refused.returncode == 2 and "--take-over" in said and "prompts" not in said, said
-        resumed = runs.start(QUICKSTART, RUN, *SHORT, *given, "--take-over", env=own)
+        resumed = runs.start(RECIPE, RUN, *SHORT, *given, "--take-over", env=own)
         said = resumed.communicate(timeout=1800)[0]
         assert resumed.returncode == 0 and re.search(f"resumed {RUN} at step [123]", said), said
         assert "could not be" not in said and "failed" not in said, said
@@ -78,9 +77,7 @@ def test_a_life_in_a_bucket(tmp_path):
 
         local = tmp_path / "runs/first"
         here = [f"{name}={value}" for name, value in data_in("builtin:arithmetic").items()]
-        commands(
-            ["train", str(QUICKSTART), f"run.dir={local}", *SHORT, *here], *after(str(local), str(tmp_path)), env={}
-        )
+        commands(["train", RECIPE, f"run.dir={local}", *SHORT, *here], *after(str(local), str(tmp_path)), env={})
         assert proxy.met > 10
         proxy.faults = iter(())
         assert runs.numbers(RUN) == runs.numbers(local)
@@ -93,6 +90,6 @@ def test_a_life_in_a_bucket(tmp_path):
         for file in policy.iterdir():
             assert files.read(f"{bucket.URL}/policy/{file.name}") == file.read_bytes(), file.name
         trace = [name.rpartition(".")[2] for name in bucket.objects(f"{RUN}/profile")]
-        assert "pb" in trace and files.path(f"{bucket.URL}/report.html").exists()
+        assert "pb" in trace
         kept = bucket.objects(f"{bucket.URL}/runs/compile_cache")
         assert any(name.startswith("jit_update") for name in kept) and not (files.path(RUN) / "lock").exists()

@@ -411,11 +411,11 @@ def test_a_run_goes_on_under_a_version_with_a_new_setting(recipe, tmp_path):
         file.write_text(json.dumps(stored | changed))
         return Session(load(recipe, tmp_path / "run", *overrides)).record
 
-    before = {key: value for key, value in stored["rollout"].items() if key not in ("overlap", "weights")}
+    before = {key: value for key, value in stored["rollout"].items() if key not in ("no_end", "weights")}
     begin_as(rollout=before).write()
     assert json.loads(file.read_text()) == stored
-    with pytest.raises(UserError, match="rollout.overlap: 0.0 -> 0.25"):
-        begin_as("rollout.overlap=0.25", rollout=before)
+    with pytest.raises(UserError, match="rollout.no_end: False -> True"):
+        begin_as("rollout.no_end=true", rollout=before)
     with pytest.raises(UserError, match="train.seed: 0 -> 1"):
         begin_as("train.seed=1", rollout=before)
     with pytest.raises(UserError, match=r"train.of_old: 3 -> \(absent\)"):

@@ -10,8 +10,8 @@ from runs import numbers
 from tiny_run import make_mixture
 
 from grpojax import models
+from grpojax.cli import main as cli
 from grpojax.programs.policy import Policy
-from grpojax.tools import cli
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,11 @@ def test_a_step_trains_every_part_and_the_export_scores_as_transformers_does(rec
 
 
 def test_a_run_learns_with_the_experts_that_its_sampler_chose(recipe, folder, tmp_path, monkeypatch):
-    """Experts and groups are split over shards, updates take minibatches, and a rollout is drawn ahead of its step.
+    """Experts and groups are split over shards, and updates take minibatches.
     Every choice is replaced by another between sampler and trainer, so that log-probs differ: the trainer chooses
     nothing by itself."""
     given = [f"model.path={folder}", "train.steps=2", "train.eval_every=0", "rollout.router_replay=true"]
-    given += ["mesh.expert=4", f"mesh.fsdp={jax.device_count() // 4}", "train.minibatches=2", "rollout.ahead=1"]
+    given += ["mesh.expert=4", f"mesh.fsdp={jax.device_count() // 4}", "train.minibatches=2"]
     assert cli.main(["train", str(recipe), f"run.dir={tmp_path / 'run'}", *given]) == 0
     first, _ = [line["sampling/logp_difference_max"] for line in numbers(tmp_path / "run") if "reward" in line]
     assert first < 1e-4
@@ -68,13 +68,6 @@ def test_a_run_learns_with_the_experts_that_its_sampler_chose(recipe, folder, tm
 def test_a_policy_without_experts_has_nothing_to_balance_or_replay(recipe, tmp_path, capsys, setting):
     assert cli.main(["train", str(recipe), f"run.dir={tmp_path}", setting]) == 2
     assert setting in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("other", ["variant=ppo", "variant=xrpo", "rollout.overlap=0.5"])
-def test_what_reads_samples_otherwise_does_not_go_with_a_replay(recipe, folder, tmp_path, capsys, other):
-    given = [f"run.dir={tmp_path}", f"model.path={folder}", "rollout.router_replay=true", other]
-    assert cli.main(["train", str(recipe), *given]) == 2
-    assert "router_replay=true" in capsys.readouterr().err
 
 
 def test_factors_of_experts_learn_and_leave_for_peft_and_merged(recipe, folder, tmp_path):

@@ -3,190 +3,32 @@
 import collections
 import contextlib
 import dataclasses
-import itertools
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import own_variants
 import pytest
 import runs
 import spies
+from own_variants import NUMBER, OWN, load
 
 from grpojax import losses as L
 from grpojax import variants
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.models import Compute
-from grpojax.models.sharding import MeshConfig, make_mesh
 from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.programs.policy import Policy
 from grpojax.records.directory import RunDirectory
-from grpojax.run import calls, checks, parts, programs, sweep, weighing
+from grpojax.run import calls, checks, parts, programs, weighing
 from grpojax.run import recipe as recipes
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.calls import calls_of
-from grpojax.run.parts import part
-from grpojax.tools import plan_chips, planner
 from grpojax.types import Rollout
 
-QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart.yaml"
-NUMBER = itertools.count()  # a name once imported stays imported
-OWN = """
-import dataclasses
-import jax, optax
-import jax.numpy as jnp
-from grpojax import advantages as A, losses as L, variants
-from grpojax.models.weight_table import Weight, zeros
-from grpojax.programs.calls import Call
-from grpojax.programs.compiling import program
-from grpojax.programs.state import Network, init_state
-from grpojax.programs.update import Learns as How
-from grpojax.run.packed_batch import whole
-from grpojax.run.parts.part import LearningPart, Part
-from grpojax.run.programs import Spec
-
-@dataclasses.dataclass(frozen=True)
-class Table(Spec):
-    tokens: int
-
-    def make(self, learning):
-        return {"bias of tokens": program("bias of tokens", lambda params, rows: params["bias"][rows.tokens])}
-
-    def learners(self):
-        def loss(params, frozen, part):
-            said, given = params["bias"][part.rows.tokens], part.per_token
-            return (given.weights * (said - given.advantages) ** 2).sum(), {}
-
-        nothing = lambda params, frozen, rows: ()
-        table = {"bias": Weight((None,), zeros)}
-        return {"mine": How(loss=loss, optimizer=optax.sgd(0.5), read=nothing, table=table)}
-
-class Learns(LearningPart):  # a number for each token, which learns what samples with it are worth
-    role, extra = "mine", {"bias": "P G T"}
-
-    @classmethod
-    def times(cls, config):
-        return {"bias of tokens": config.train.minibatches}
-
-    @classmethod
-    def warmup_steps(cls, config):
-        return 1
-
-    def spec(self):
-        return Table(self.shape.config.vocab_size)
-
-    def networks(self):
-        how = self.spec().learners()["mine"]
-        params = {"bias": jax.ShapeDtypeStruct((self.shape.config.vocab_size,), jnp.float32)}
-        return {"mine": Network(params=params, optimizer=how.optimizer, table=how.table)}
-
-    def calls(self, longest):
-        args = longest.state["mine"].params, longest.packed.rows
-        return {"bias of tokens": Call(longest.programs.parts["bias of tokens"], args, args[0], ragged=True)}
-
-    def start(self, params, restored):
-        if restored is not None:
-            return {}
-        network = self.networks()["mine"]
-        bias = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), network.params)
-        return {"mine": init_state(bias, network.optimizer, self.shape.mesh, network.table)}
-
-    def before(self, state, minis):
-        program = self.programs.parts["bias of tokens"]
-        return {"bias": whole(minis, [self.run(program, state["mine"].params, m.packed.rows) for m in minis])}
-
-class Another(Learns):
-    role = "another"
-
-class Update(Part):
-    def calls(self, longest):
-        return {"update": Call(longest.programs.score, (), ())}
-
-def takes_a_name():
-    return variants.Variant(
-        name="x", advantage=plain().advantage, objective=L.Objective(), needs=(f"{__name__}:Update",)
-    )
-
-class Luck(Part):
-    extra = {"luck": "P G"}
-
-def lucky():
-    chain = A.chain(A.center(), lambda values, signals: values * signals.extra["luck"], A.to_tokens())
-    return variants.Variant(name="x", advantage=chain, objective=L.Objective(), needs=(f"{__name__}:Luck",))
-
-def squared(log_ratios, advantages):
-    return -log_ratios * advantages
-
-@variants.published(surrogate=L.clipped(0.2, 0.28), aggregate="token_mean")
-def mine(*, eps: float = 1e-4):
-    return A.chain(A.center("group"), A.scale("batch", of="advantages", eps=eps), A.to_tokens())
-
-@variants.published(surrogate=squared)
-def with_a_function():
-    return A.chain(A.center("group"), A.to_tokens())
-
-def plain(high: float = 0.3, untyped="x") -> variants.Variant:
-    objective = L.Objective(surrogate=L.clipped(0.2, high))
-    return variants.Variant(name="plain", advantage=A.chain(A.center(), A.to_tokens()), objective=objective)
-
-def on_samples():
-    return variants.Variant(name="x", advantage=A.chain(A.center()), objective=L.Objective())
-
-def sees_no_shape():
-    return variants.Variant(name="x", advantage=lambda r, s: r.no_such, objective=L.Objective())
-
-def mean_of_tokens():
-    own = L.Objective(surrogate=lambda r, a: (r * a).mean())
-    return variants.Variant(name="x", advantage=plain().advantage, objective=own)
-
-def learns(others=()):
-    chain = A.chain(A.center(), A.to_tokens(), lambda values, signals: values - signals.extra["bias"])
-    needs = tuple(f"{__name__}:{name}" for name in ("Learns", *others))
-    return variants.Variant(name="x", advantage=chain, objective=L.Objective(), needs=needs)
-
-def divides(values, signals):
-    return values / values.std(1, keepdims=True)
-
-def divides_by_nothing():
-    return variants.Variant(name="x", advantage=A.chain(A.center(), divides, A.to_tokens()), objective=L.Objective())
-
-def needs(what="teacher"):
-    return variants.Variant(name="x", advantage=plain().advantage, objective=L.Objective(), needs=(what,))
-
-def no_variant():
-    return A.chain(A.center())
-
-def fails():
-    return 1 / 0
-
-def any_option(**options):
-    return plain()
-
-def positional(k, /):
-    return plain()
-
-def called_name(name="x"):
-    return plain()
-
-def changing(weights=[1.0]):
-    return plain()
-
-number = 3
-"""
-
-
-@pytest.fixture
-def module(tmp_path, monkeypatch):
-    name = f"own_variants_{next(NUMBER)}"
-    (tmp_path / f"{name}.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(variants.registry, "_ALL", dict(variants.registry._ALL))
-    return name
-
-
-def load(variant, *more):
-    return recipes.load(QUICKSTART, (f"variant={json.dumps(variant)}", *more))
+module = own_variants.module
 
 
 def test_its_options_are_those_of_its_function_its_surrogate_and_every_variant(module):
@@ -195,7 +37,6 @@ def test_its_options_are_those_of_its_function_its_surrogate_and_every_variant(m
     assert variant.name == path and variant.options.items() >= {"eps": 1e-3, "clip_high": 0.4, "kl_in": "loss"}.items()
     assert variant.objective == L.Objective(surrogate=L.clipped(0.2, 0.4), aggregate="token_mean", kl_coef=0.1)
     assert load({"name": path, "aggregate": "constant"}).method.variant.objective.constant == 40  # rollout.max_tokens
-    assert load(path, "rollout.ahead=1").method.variant.objective.ratio_denominator == "sampler"
     assert load({"name": f"{module}:plain", "high": 0.5}).method.variant.objective.surrogate == L.clipped(0.2, 0.5)
 
 
@@ -272,8 +113,8 @@ def test_its_programs_have_names_of_their_own(module):
     )  # fmt: skip
     with pytest.raises(UserError, match="two parts of the variant bring a program 'same'"):
         programs.make_programs(learning)
-    config, chips = load(f"{module}:takes_a_name"), plan_chips.Chips(make_mesh(MeshConfig(), jax.devices()[:1]))
-    shape = planner.policy_shape(config.model, part.read_shape("builtin:tiny"), chips)
+    config = load(f"{module}:takes_a_name")
+    shape = Policy(config.model, config.mesh, jax.devices()[:1]).load().shape
     with pytest.raises(UserError, match="lists a program 'update', which there is"):
         calls_of(config, shape)
 
@@ -290,7 +131,6 @@ def test_its_programs_have_names_of_their_own(module):
         ("on_samples", {}, r"advantages have shape \(2, 8\), wanted \[P, G, T\].*to_tokens"),
         ("sees_no_shape", {}, "rollout.group=8: AttributeError"),
         ("mean_of_tokens", {}, r"surrogate <lambda>: its result has shape \(\)"),
-        ("needs", {}, "needs 'teacher', for which it must have the option 'teacher'"),
         ("needs", {"what": "critic"}, "needs 'critic' and critic go together"),
         ("learns", {"others": ["Another"]}, "Learns' and '.*Another' each bring a network that learns"),
         ("needs", {"what": "no_module:Luck"}, "the part 'no_module:Luck' cannot be imported"),
@@ -339,13 +179,6 @@ def test_an_advantage_that_is_not_finite_names_its_chain(module):
     assert str(error.value).count("\n") == 1
     total[1] = np.nan
     assert np.isfinite(weighing.advantages(method, batch, total, mask, {})[0]).all()
-
-
-def test_without_an_option_that_corrects_old_samples_it_says_so(module):
-    with pytest.raises(
-        UserError, match=r"rollout\.ahead=1: .*:plain.*no option ratio_denominator.*or set rollout\.ahead=0"
-    ):
-        load(f"{module}:plain", "rollout.ahead=1")
 
 
 def test_a_plain_function_is_a_surrogate_under_published(module):
@@ -412,18 +245,3 @@ def test_the_source_is_that_of_the_function_too(tmp_path, monkeypatch):
         if file:
             (tmp_path / file).write_text((tmp_path / file).read_text() + "# more\n")
     assert len(found) == 3
-
-
-def test_a_sweep_of_it(module, tmp_path):
-    long = {"name": f"{module}:plain", "untyped": "a/../b " * 40}
-    made = sweep.Sweep(
-        config=str(QUICKSTART), variants=(f"{module}:mine", "grpo", long), seeds=(0,), folder=tmp_path
-    ).jobs()
-    made = list(made.values())
-    names = [job.name for job in made]
-    assert names[:2] == [f"{module}-mine_0", "grpo_0"]
-    assert all(
-        len(name) < 140 and job.directory.parent == tmp_path / "runs" for name, job in zip(names, made, strict=True)
-    )
-    assert made[0].config["variant"]["source"] == variants.source(f"{module}:mine")
-    assert sweep.read_variants(f"{module}:mine,grpo") == (f"{module}:mine", "grpo")

@@ -10,7 +10,6 @@ from grpojax.models import Compute
 from grpojax.run import checks
 from grpojax.run import recipe as config
 from grpojax.run.held_out import config_of
-from grpojax.run.sources import greedy
 from grpojax.run.trainer import Trainer
 
 EIGHT = "rollout.weights=int8"
@@ -25,10 +24,6 @@ CACHE = "rollout.cache_dtype=int8"
             "rollout.weights=int8 with variant 'grpo'.*importance=truncate or variant.ratio_denominator=sampler, or",
         ),
         ([EIGHT, "variant=rloo"], "variant 'rloo'.*set variant.importance=truncate, or rollout.uncorrected=true"),
-        (
-            [EIGHT, "variant={name: gt_likelihood, train_on: spliced}"],
-            "set variant.train_on=sampled and variant.importance=truncate",
-        ),
         (
             [CACHE],
             "rollout.cache_dtype=int8 with variant 'grpo'.*importance=truncate or variant.ratio_denominator=sampler",
@@ -55,15 +50,11 @@ def test_what_corrects_or_is_asked_for_by_name_is_taken(recipe, correction):
     assert config.load(recipe, [CACHE, correction]).rollout.cache_dtype == "int8"
 
 
-def test_samples_of_an_older_policy_are_corrected_for_already(recipe):
-    assert config.load(recipe, [CACHE, "rollout.ahead=1"]).method.variant.objective.ratio_denominator == "sampler"
-
-
-def test_greedy_and_held_out_completions_read_the_policys_own_keys_and_values(recipe):
-    eight = config.load(recipe, [CACHE, "variant=remax", "variant.importance=truncate"])
-    assert config_of(eight).sampler.cache_dtype == greedy.sampler_of(eight.rollout).cache_dtype == "compute"
-    half = config.load(recipe, ["rollout.cache_dtype=bfloat16", "variant=remax"])
-    assert config_of(half).sampler.cache_dtype == greedy.sampler_of(half.rollout).cache_dtype == "bfloat16"
+def test_held_out_completions_read_the_policys_own_keys_and_values(recipe):
+    eight = config.load(recipe, [CACHE, "variant.importance=truncate"])
+    assert config_of(eight).sampler.cache_dtype == "compute"
+    half = config.load(recipe, ["rollout.cache_dtype=bfloat16"])
+    assert config_of(half).sampler.cache_dtype == "bfloat16"
 
 
 def test_a_gpu_is_refused_before_anything_is_drawn(recipe):

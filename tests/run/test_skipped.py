@@ -82,14 +82,8 @@ def constant(recipe, folder) -> str:
         (["variant.entropy_target=0.1"], "entropy_coef=0"),
         (["variant=clip_cov"], "covariance=clip"),
         (["variant={name: dppo, ratio_kl_coef: 0.1}"], r"ratio_kl_coef=0\.1"),
-        (["variant={name: llds, kl_coef: 0}", "train.ppo_epochs=2"], "llds_coef"),
         (["variant={name: gtpo, kl_coef: 0}"], "entropy of all samples"),
-        (["variant={name: ppo, kl_coef: 0}"], "critic of all samples"),
         (["train.ppo_epochs=2"], "ratio_denominator=sampler"),
-        (
-            ["variant.ratio_denominator=trainer", "variant.importance=truncate", "rollout.ahead=1"],
-            "ratio_denominator=sampler",
-        ),
     ],
 )
 def test_what_does_not_go_with_it(recipe, tmp_path, options, said):

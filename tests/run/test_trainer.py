@@ -14,12 +14,12 @@ import spies
 from refusals import check_said
 from runs import Full, Trainer, numbers, start, start_together, train
 
+from grpojax.cli import main as cli
 from grpojax.host.errors import UserError
 from grpojax.records import metrics as tracking
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.records.samples import read_samples, samples_path
 from grpojax.run import recipe as config
-from grpojax.tools import cli
 
 # How many times the run is killed; the README says what 200 gave.
 KILLS = int(os.environ.get("GRPOJAX_KILLS", "3"))

@@ -1,17 +1,12 @@
 """The useful FLOPs of a step, counted by hand."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from grpojax import data
-from grpojax.models import Compute, DecoderConfig, flops
-from grpojax.programs.critic_update import CriticModel
+from grpojax.models import DecoderConfig, flops
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.parts.critic import Critic
-from grpojax.run.sections import TrainConfig
 from grpojax.run.work import step_flops
 from grpojax.types import Rollout
 
@@ -23,7 +18,6 @@ WEIGHT = 2 * 2 * (4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 8)  # 576 of a token throu
 KEY, ENTRY = 2 * 2 * 4 * 2, 2 * 11 * 4  # 32 of a token and a key that it sees, 88 of a token and the vocabulary
 # A prompt of 3 with completions of 1 and 2 tokens: 6 tokens, 19 keys. Its greedy completion of 2 alone: 5 and 15.
 FORWARD, GREEDY = 6 * WEIGHT + 19 * KEY + 3 * ENTRY, 5 * WEIGHT + 15 * KEY + 2 * ENTRY
-CRITIC = FORWARD - 3 * ENTRY
 
 
 def judged(lengths, greedy=None):
@@ -56,22 +50,6 @@ def test_a_greedy_completion_runs_its_prompt_again():
     drawn = [judged([[1, 2]], np.array([2]))]
     got = step_flops(CONFIG, dataclasses.replace(BATCH, everything=drawn), scores=0, iterations=1)
     assert got == {"rollout": 4328 + 3536, "score": 0, "late": 0, "update": 3 * FORWARD}
-
-
-@pytest.mark.parametrize(("frozen", "passes"), [(False, 3), (True, 1)])
-def test_a_critic_says_and_learns(frozen, passes):
-    """Without the vocabulary; a frozen trunk is not gone back through."""
-    critic = SimpleNamespace(
-        model=CriticModel(config=CONFIG, compute=Compute(), frozen=frozen),
-        config=SimpleNamespace(train=TrainConfig(steps=1, ppo_epochs=2)),
-    )
-    assert CRITIC == 4064
-    whole = dataclasses.replace(BATCH, everything=[BATCH])
-    one = {"scores": 1, "iterations": 2, "parts": [Critic.flops(critic, whole)]}
-    got = step_flops(CONFIG, whole, **one)
-    assert (got["score"], got["update"]) == (FORWARD + CRITIC, 2 * (3 * FORWARD + passes * CRITIC))
-    alone = step_flops(CONFIG, whole, **one, policy_learns=False)
-    assert alone == got | {"update": 2 * passes * CRITIC}
 
 
 def test_influence_is_three_products_with_a_groups_own_vocabulary():

@@ -10,8 +10,8 @@ import sys
 import pytest
 from tpu_play import ROOT, SCRIPTS, program
 
+from grpojax.cli import main as cli
 from grpojax.run import recipe
-from grpojax.tools import cli
 
 PAGE = (SCRIPTS / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "scale" / "tpu_vm.md").read_text(encoding="utf-8")

@@ -135,7 +135,7 @@ def test_chip_hours_are_counted_over_re_creations_and_between_watches(tmp_path):
         ("grpojax train c.yaml a=b", "grpojax train --take-over c.yaml a=b"),
         ("env A=b C= grpojax --debug sft c.yaml", "env A=b C= grpojax --debug sft --take-over c.yaml"),
         ("/opt/bin/grpojax dpo c.yaml --take-over", "/opt/bin/grpojax dpo c.yaml --take-over"),
-        ("python3.12 -m grpojax.tools.cli train c.yaml", "python3.12 -m grpojax.tools.cli train --take-over c.yaml"),
+        ("python3.12 -m grpojax.cli.main train c.yaml", "python3.12 -m grpojax.cli.main train --take-over c.yaml"),
         ("grpojax eval gs://b/train", "grpojax eval gs://b/train"),
         ("grpojax", "grpojax"),
         ("python train.py", "env TAKE_OVER=--take-over python train.py"),

@@ -16,7 +16,7 @@ for word; do
     shift
     set -- "$@" "$(printf %s "$word" | sed "s|gs://|${{FAKE_RUN%/run}}/bucket/|")"
 done
-exec {sys.executable} -P -m grpojax.tools.cli "$@"
+exec {sys.executable} -P -m grpojax.cli.main "$@"
 """
 
 

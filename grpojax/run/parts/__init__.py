@@ -4,42 +4,38 @@ A part is named by the variant's need, or by what its objective does. It is impo
 """
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from grpojax import extension
 from grpojax.advantages import Signals
 from grpojax.host.errors import UserError
 from grpojax.variants import Variant, is_path
-
-# Keys of `grpojax.variants.NEEDS`, and the part that supplies each.
-BY_NEED = {
-    "critic": "critic:Critic",
-    "ground_truth": "true_answers:TrueAnswers",
-    "hidden_states": "influence:TokenInfluence",
-    "teacher": "teacher:Teacher",
-}
 
 
 def kinds(variant: Variant) -> dict[str, Any]:
     """The classes of a variant's parts by need, each a `grpojax.run.parts.part.Part`.
 
-    A need that is no key of `BY_NEED` may be the import path ``package.module:class`` of a user's own part; raises
-    `UserError` if there is no such class.
+    The reference is here. The others are of extensions (`grpojax.extension.Names.needs`), or a need is the import path
+    ``package.module:class`` of a user's own part.
+
+    Raises:
+      UserError: there is no such class, or no extension has it.
 
     Example:
       >>> from grpojax import variants
-      >>> list(kinds(variants.get("grpo"))), list(kinds(variants.get("ppo"))), kinds(variants.get("dapo"))
-      (['reference'], ['critic'], {})
+      >>> list(kinds(variants.get("grpo"))), kinds(variants.get("dapo"))
+      (['reference'], {})
     """
-    by_objective = {
-        "reference": ("reference:Reference", variant.objective.needs_reference),
-        "displacement_weights": ("displacement:Displacement", variant.objective.needs_displacement_weights),
-    }
-    found = {name: f"{__name__}.{path}" for name, (path, there) in by_objective.items() if there}
-    found |= {need: f"{__name__}.{BY_NEED[need]}" for need in variant.needs if need in BY_NEED}
-    found |= {need: need for need in variant.needs if is_path(need)}
-    loaded = {name: _load(path) for name, path in found.items()}
+    objective, loaded = variant.objective, dict[str, Any]()
+    if objective.needs_reference:
+        loaded["reference"] = _load(f"{__name__}.reference:Reference")
+    brought = extension.words("needs")
+    of_extensions = ["displacement_weights"] if objective.needs_displacement_weights else []
+    of_extensions += [need for need in variant.needs if need in brought]
+    for need in of_extensions:
+        loaded[need] = extension.load("needs", need, f"variant {variant.name!r} needs {need!r}")
+    loaded |= {need: _load(need) for need in variant.needs if is_path(need)}
     learning = [name for name, kind in loaded.items() if hasattr(kind, "role")]  # each is a `LearningPart`
     if len(learning) > 1:
         raise UserError(
@@ -68,8 +64,7 @@ def signals_of(given: Mapping[str, Any]) -> Signals:
 
 
 def _load(path: str) -> Any:
-    module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        return extension.imported(path)
     except (ImportError, AttributeError) as e:
         raise UserError(f"variant: the part {path!r} cannot be imported: {e}") from None

@@ -129,7 +129,7 @@ class InFlight:
 
 
 class Companion(Protocol):
-    """Completions that a variant draws with the samples of each prompt, such as `grpojax.run.sources.greedy.Greedy`."""
+    """Completions that a variant draws with the samples of each prompt."""
 
     def draw(self, params: Any, problems: Sequence[data.Problem], key: Array, *, after: Rollout) -> Dispatched:
         """Dispatches it after the samples ``after``; ``params`` are the weights that the policy samples with."""

@@ -1,0 +1,80 @@
+"""``grpojax sample``: completions of one prompt."""
+
+import argparse
+from collections.abc import Callable
+
+from grpojax.host.errors import UserError
+
+
+def register(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Its arguments."""
+    sample = command("sample", run, "Samples completions of one prompt.", joins=True)
+    sample.add_argument("model", help="Hugging Face folder, PEFT folder, run directory, or builtin:tiny")
+    sample.add_argument("--step", type=int, help="checkpoint of a run; the newest by default")
+    sample.add_argument("--base", metavar="FOLDER", help="the base of adapters, instead of the one that they name")
+    sample.add_argument("--prompt", required=True, help="the question")
+    sample.add_argument("--system", help="system message")
+    sample.add_argument(
+        "--template",
+        choices=("auto", "chat", "plain"),
+        default="auto",
+        help="chat template, or the bare question; auto takes the template if there is one",
+    )
+    sample.add_argument(
+        "--template-options",
+        metavar="YAML",
+        default="{}",
+        help="variables of the chat template, such as {enable_thinking: false}",
+    )
+    sample.add_argument("--today", metavar="YYYY-MM-DD", help="date for a chat template that writes one")
+    sample.add_argument("--no-end", action="store_true", help="for a model without a token that ends a completion")
+    sample.add_argument("-n", type=int, default=1, help="number of samples")
+    sample.add_argument("--max-tokens", type=int, default=256, help="most tokens of a completion")
+    sample.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
+    sample.add_argument("--top-k", type=int, default=0, help="draw from the k likeliest tokens; 0 for all")
+    sample.add_argument("--top-p", type=float, default=1.0, help="draw from the likeliest tokens of this mass")
+    sample.add_argument("--min-p", type=float, default=0.0, help="least share of the likeliest token's probability")
+    sample.add_argument("--seed", type=int, default=0, help="seed of sampling")
+    sample.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the computation")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the completions. If there are several processes, each draws them by itself, and the first prints."""
+    import logging
+
+    import jax
+
+    from grpojax import data
+    from grpojax.cli.engine import Engine
+    from grpojax.host import processes, settings
+    from grpojax.host.console import log
+    from grpojax.programs.compiling import keep_compiled
+    from grpojax.programs.sampler import SamplerConfig
+    from grpojax.run import checks
+
+    keep_compiled()
+    config = SamplerConfig(
+        group=args.n,
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+    )
+    engine = Engine(args.model, step=args.step, base=args.base, dtype=args.dtype, no_end=args.no_end)
+    given, _ = settings.override({}, [f"template_options={args.template_options}"])
+    given |= {"train": "-", "system": args.system, "template": args.template, "today": args.today}
+    source = settings.build(data.DataConfig, given)
+    ids = data.Tokenize(engine.tokenizer, source)(args.prompt)
+    if not ids:
+        raise UserError("--prompt is empty")
+    problems = [data.Problem(0, ids, args.prompt, None, {})]
+    at_most = {"setting": "--max-tokens ", "prompts": "the prompt's length"}
+    checks.positions(problems, args.max_tokens, engine.max_positions, **at_most)
+    prompts = data.to_prompts(problems, len(ids))
+    log.setLevel(logging.WARNING)  # standard output has only completions, and no messages on compiling
+    rollout = engine.load().draw(prompts, jax.random.key(args.seed), config)
+    rows = zip(rollout.tokens[0], rollout.lengths[0], strict=True)
+    for tokens, length in rows if processes.is_first() else ():
+        print(engine.tokenizer.decode(tokens[:length].tolist(), skip_special_tokens=True))
+    return 0

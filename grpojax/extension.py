@@ -1,0 +1,137 @@
+"""The ring around the core: which words lead to an extension, and how one is found.
+
+The core imports no extension. A word of a user leads to it: a command, a section of a recipe, a need of a variant, the
+scheme of a source. Each extension lists its words in a `Names`, and is imported when one of them is used.
+
+A folder of ``grpojax/extensions/`` has its `Names` in ``__init__.py``, under ``NAMES``. It may be deleted: then its
+words are unknown, and the rest works. Another package names its own as an entry point of the group
+``grpojax.extensions``::
+
+    [project.entry-points."grpojax.extensions"]
+    luck = "my_package:NAMES"
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from grpojax.host.errors import UserError
+
+GROUP = "grpojax.extensions"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Names:
+    """The words that lead to an extension, each with the import path ``module:object`` of what it stands for.
+
+    Attributes:
+      commands: of ``grpojax``: a module with ``register`` and ``run``, as `grpojax.cli.main` asks for. The path is that
+        of a module.
+      sections: of a recipe: the section's frozen dataclass.
+      needs: of a variant: what supplies it in a step (`grpojax.run.parts.part.Part`).
+      sources: settings, or needs of a variant, that say how samples are drawn: what draws so
+        (`grpojax.run.sources`).
+      recipes: recipes of other commands than ``train``: how such a recipe is read and what it runs
+        (`grpojax.run.calls.Recipe`).
+      problems: schemes of sources of generated problems: a module with ``rows(name, options)`` and
+        ``content(name, question)``. The path is that of a module.
+      rewards: functions that a recipe may name as rewards.
+      environments: classes that a recipe may name as environments.
+
+    Example:
+      >>> Names(needs={"luck": "my_package.luck:Luck"}).needs["luck"]
+      'my_package.luck:Luck'
+    """
+
+    commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sections: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    recipes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    problems: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    rewards: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    environments: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@functools.cache
+def installed() -> Mapping[str, Names]:
+    """The extensions by name: the folders first, then those of other packages.
+
+    Raises:
+      UserError: an entry point cannot be imported, or is no `Names`.
+    """
+    folders = sorted(Path(__file__).with_name("extensions").glob("*/__init__.py"))
+    found = {file.parent.name: importlib.import_module(f"{GROUP}.{file.parent.name}").NAMES for file in folders}
+    for entry in metadata.entry_points(group=GROUP):
+        try:
+            names = entry.load()
+        except (ImportError, AttributeError) as e:
+            raise UserError(f"extension {entry.name!r} cannot be imported from {entry.value}: {e}") from None
+        if not isinstance(names, Names):
+            raise UserError(f"extension {entry.name!r}: {entry.value} is no grpojax.extension.Names")
+        found[entry.name] = names
+    return found
+
+
+def words(kind: str) -> dict[str, str]:
+    """The words of a kind, which is a field of `Names`, with their import paths.
+
+    Raises:
+      UserError: two extensions have the same word.
+
+    Example:
+      >>> sorted({"plan", "train"} & words("commands").keys())
+      ['plan']
+    """
+    found, owners = dict[str, str](), dict[str, str]()
+    for name, names in installed().items():
+        for word, path in getattr(names, kind).items():
+            if word in found:
+                raise UserError(
+                    f"extensions {owners[word]!r} and {name!r} both have {word!r} in {kind}: remove one of them"
+                )
+            found[word], owners[word] = path, name
+    return found
+
+
+def require(kind: str, word: str, asked: str) -> str:
+    """The import path of what a word stands for.
+
+    Args:
+      kind: a field of `Names`.
+      word: one of its words.
+      asked: the setting that asks for it, as the user wrote it.
+
+    Raises:
+      UserError: no extension has the word.
+    """
+    path = words(kind).get(word)
+    if path is None:
+        there = ", ".join(installed()) or "none"
+        raise UserError(
+            f"{asked}: no extension that is installed brings this (installed: {there})\n"
+            "install the one that does (a complete grpojax has its own), or leave this out"
+        )
+    return path
+
+
+def load(kind: str, word: str, asked: str) -> Any:
+    """What a word stands for, imported; arguments and errors as of `require`."""
+    return imported(require(kind, word, asked))
+
+
+def section(key: str) -> type:
+    """The dataclass of a recipe's section that an extension has; without the extension None is all that it may be."""
+    path = words("sections").get(key)
+    return type(None) if path is None else imported(path)
+
+
+def imported(path: str) -> Any:
+    """The module or object of an import path ``module`` or ``module:object``."""
+    module, _, name = path.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, name) if name else found

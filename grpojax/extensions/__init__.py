@@ -1,0 +1,1 @@
+"""Extensions that come with grpojax, a folder for each. The core imports none of them (`grpojax.extension`)."""

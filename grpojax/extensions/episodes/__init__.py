@@ -1,0 +1,8 @@
+"""Episodes of several turns: the policy calls tools, and an environment answers."""
+
+from grpojax.extension import Names
+
+NAMES = Names(
+    sections={"environment": "grpojax.extensions.episodes.config:EnvironmentConfig"},
+    sources={"environment": "grpojax.extensions.episodes.source:Episodes"},
+)

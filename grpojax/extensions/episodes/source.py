@@ -1,0 +1,131 @@
+"""Episodes of several turns (``environment``): the policy's turns, and what its environments answer."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from grpojax import data
+from grpojax.evaluation import submit
+from grpojax.extensions.episodes import episode_sampler, players
+from grpojax.extensions.episodes.config import EnvironmentConfig
+from grpojax.extensions.episodes.open_episodes import Notes
+from grpojax.extensions.episodes.players import Place, Played, Players, Playing
+from grpojax.extensions.episodes.types import Environments
+from grpojax.host import processes
+from grpojax.host.console import log
+from grpojax.programs import calls
+from grpojax.programs.calls import Call
+from grpojax.programs.policy import PolicyShape
+from grpojax.run.batch import RolloutBatch
+from grpojax.run.recipe import Config
+from grpojax.run.sources.source import InFlight, Plain, Scored
+
+
+class Episodes(Plain):
+    """As `Plain`, with samples that are episodes of several turns.
+
+    Rewards read the policy's own text, each turn on a line of its own, and get
+    `grpojax.extensions.episodes.players.COLUMNS`. An episode that its environment made invalid has no reward. Between
+    two steps no episode is open: those of a step that was not finished are drawn again, with the same draws
+    (`grpojax.extensions.episodes.open_episodes`).
+
+    Args:
+      given, options: as of `Plain`.
+      players: what plays the episodes.
+    """
+
+    def __init__(self, *given: Any, players: Players, **options: Any):
+        super().__init__(*given, **options)
+        self._players = players
+        self._notes = Notes(self.loop.session.directory / "episodes")
+
+    players_of = Players.of
+    played = staticmethod(episode_sampler.calls_of)  # the programs of an evaluation that plays
+
+    @staticmethod
+    def environments_of(config: EnvironmentConfig, tokenizer: Any) -> Environments:
+        """The environments of a run, which `players_of` takes."""
+        return players.environments_of(config, tokenizer)
+
+    @staticmethod
+    def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
+        """The programs that it runs; as `Plain.calls`."""
+        prompts = calls.longest_prompts(config.rollout.prompts, config.data.max_prompt_tokens)
+        return episode_sampler.calls_of(
+            policy, weights, prompts, config.rollout, turn_tokens=config.rollout.max_turn_tokens
+        )
+
+    def draw(self, problems: Sequence[data.Problem], number: int) -> "Begun":
+        """Opens the environments and dispatches the first turns of a rollout; as `Plain.draw`."""
+        self._notes.begin(number)
+        playing = Playing(self._players, self.params(), problems, self.key(number), self.config, notes=self._notes)
+        return Begun(number=number, problems=playing.problems, playing=playing)
+
+    def collect(self, in_flight: InFlight) -> RolloutBatch:
+        """Plays the episodes to their ends, and submits them to the rewards."""
+        assert isinstance(in_flight, Begun), "drawn here"
+        played = in_flight.playing.finish(self.sync)
+        _tell(played)
+        wait = submit(
+            self.rewards,
+            played.problems,
+            played.rollout,
+            self.policy.texts,
+            self.columns,
+            more=played.columns,
+        )
+        return RolloutBatch(
+            problems=played.problems,
+            rollout=played.rollout,
+            pending=[Scored(self, wait), Without(played.invalid)],
+            signals={"full_lengths": played.lengths},
+            episodes=played.counts,
+            events=played.events,
+        )
+
+
+def _tell(played: Played) -> None:
+    """Says what became of the episodes that were open when the run was stopped."""
+    events, every = played.events, played.rollout.lengths.size
+    if not processes.is_first():
+        return
+    if n := events["redrawn/resumed"]:
+        log.info("%d episodes were open when the run was stopped, and are drawn again", n)
+    if n := events["replay_differs"]:
+        log.warning(
+            "%d of %d episodes: their environment states deterministic = True, but the same actions had brought other "
+            "observations before the run was stopped; leave it out of the class if they may differ",
+            n,
+            every,
+        )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Begun(InFlight):
+    """A rollout whose first turns are dispatched."""
+
+    playing: Playing
+
+
+@dataclasses.dataclass(frozen=True)
+class Without:
+    """Takes the rewards from episodes that are invalid, each for a reason."""
+
+    invalid: Mapping[Place, str]
+
+    def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
+        """The batch without them."""
+        counts = np.ones(batch.total.shape, bool)
+        for at in self.invalid:
+            counts[at] = False
+        reasons = Counter(f"environment/{reason}" for reason in self.invalid.values())
+        return dataclasses.replace(
+            batch,
+            total=np.where(counts, batch.total, np.nan),
+            reward=np.where(counts, batch.reward, np.nan),
+            by_name={name: np.where(counts, x, np.nan) for name, x in batch.by_name.items()},
+            invalid=dict(Counter(batch.invalid) + reasons),
+        )

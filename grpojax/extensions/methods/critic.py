@@ -1,0 +1,282 @@
+"""The critic: the origin of its weights, its values for a batch, and its update."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optax
+from etils import epath
+from flax import nnx
+
+from grpojax import data, variants
+from grpojax import losses as L
+from grpojax.extensions.methods import critic_model as models
+from grpojax.extensions.methods.critic_update import ROLE, TRUNK, CriticModel, make_critic_score
+from grpojax.host import files, processes
+from grpojax.host.errors import UserError
+from grpojax.models import adapters, hf, sharding
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.programs import policy_state
+from grpojax.programs.calls import Call
+from grpojax.programs.compiling import program, quick_options
+from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.policy import Policy, PolicyShape
+from grpojax.programs.state import Network, abstract_state, init_state
+from grpojax.programs.update import Learns
+from grpojax.records.checkpoint import Checkpoints
+from grpojax.run import weighing
+from grpojax.run.batch import RolloutBatch
+from grpojax.run.packed_batch import PackedBatch, whole
+from grpojax.run.parts.part import LearningPart, Longest, State, Weighed, mean, read_shape
+from grpojax.run.programs import Learning, Spec
+from grpojax.run.recipe import Config
+from grpojax.run.sections import CriticConfig
+from grpojax.run.work import prompts
+from grpojax.types import Array, Tokens
+
+
+def critic_model(config: CriticConfig, policy: PolicyShape, critic: variants.Critic | None = None) -> CriticModel:
+    """The critic of a recipe without its weights. If the variant has no ``critic``, it does not learn."""
+    read = policy.config if config.path is None else hf.read_config(data.locate(config.path))
+    if config.layers is not None and not read.uniform:
+        _check_kinds(read, config.layers)
+    model = CriticModel(
+        config=models.trunk_config(read, config.layers),
+        compute=policy.compute,
+        frozen=config.trunk == "frozen",
+        adapter=policy.adapter if config.path is None and config.layers is None else None,
+    )
+    return model if critic is None else dataclasses.replace(model, at=critic.at, loss=critic.loss)
+
+
+def _check_kinds(read: DecoderConfig, layers: int) -> None:
+    """Raises `UserError` if a decoder has layers of two kinds, and its first ``layers`` are all of one."""
+    least = max(min(read.layers_of(kind)) for kind in set(read.kinds)) + 1
+    if layers < least:
+        raise UserError(
+            f"critic.layers={layers}: so many first layers of a {read.family} model are of one kind, and it needs "
+            f"both\nset critic.layers to at least {least}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs(Spec):
+    """The programs of this critic. Its optimizer's schedule is stretched over this number of updates."""
+
+    model: CriticModel
+    optimizer: OptimizerConfig
+    updates: int | None
+
+    def make(self, learning: Learning) -> Mapping[str, Callable[..., Any]]:
+        """``(params, frozen, rows) -> [M, B, R, S]``, its outputs."""
+        options = quick_options(learning.compute.platform)
+        return {ROLE: program(ROLE, make_critic_score(self.model), options=options)}
+
+    def learners(self) -> Mapping[str, Learns]:
+        return {ROLE: self.model.learns(make_optimizer(self.optimizer, self.updates, models.CRITIC))}
+
+
+class Critic(LearningPart):
+    """A network that learns with the policy and gives a signal for every token.
+
+    Raises:
+      UserError: its trunk has another tokenizer, or too few positions.
+
+    Attributes:
+      model: its description.
+    """
+
+    role = ROLE
+    passes = 1
+
+    @staticmethod
+    def trained(
+        policy: Policy, config: CriticConfig, run_dir: epath.PathLike, step: int
+    ) -> Callable[[epath.PathLike, str], None]:
+        """Reads a run's critic. Returns a function of a folder and a dtype that writes it there."""
+        trunk, head = load_critic(policy, config, run_dir, step)
+        source = policy.folder if config.path is None else str(data.locate(config.path))
+        return lambda folder, dtype: models.save(folder, trunk, head, source=source, dtype=dtype)
+
+    @classmethod
+    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
+        return {signal: some("P G T") for signal in ("token_bias", "values")}
+
+    @classmethod
+    def rows(cls, variant: variants.Variant) -> tuple[str, ...]:
+        assert variant.critic is not None
+        loss = variant.critic.loss
+        there = {"critic_targets": True, "critic_outputs": loss.needs_outputs, "critic_weights": loss.own_weights}
+        return tuple(name for name, needed in there.items() if needed)
+
+    @classmethod
+    def times(cls, config: Config) -> dict[str, int]:
+        return {ROLE: config.train.minibatches}
+
+    @classmethod
+    def warmup_steps(cls, config: Config) -> int:
+        return 0 if config.own_critic is None else config.own_critic.warmup_steps
+
+    def __init__(self, config: Config, shape: PolicyShape, read_shape: Callable[[str], DecoderConfig] = read_shape):
+        super().__init__(config, shape, read_shape)
+        section, rule = config.own_critic, self.variant.critic
+        assert section is not None and rule is not None
+        self.section, self.rule = section, rule
+        self.model = critic_model(section, shape, rule)
+
+    def spec(self) -> Spec:
+        return _Programs(self.model, self.section.optimizer, self.config.train.updates)
+
+    @functools.cached_property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return self.spec().learners()[ROLE].optimizer
+
+    def networks(self) -> dict[str, Network]:
+        return self.model.networks(self._optimizer)
+
+    def calls(self, longest: Longest) -> dict[str, Call]:
+        own = longest.state[ROLE].params, self.frozen(longest.state)
+        work = models.forward_flops(self.model.config, *longest.sizes)
+        args = *own, longest.packed.rows
+        return {ROLE: Call(longest.programs.parts[ROLE], args, own, flops=work, ragged=True)}
+
+    def load(self, policy: Policy, *, longest_prompt: int) -> None:
+        super().load(policy, longest_prompt=longest_prompt)
+        section, config = self.section, self.config
+        if section.path is not None:
+            _check_tokenizer(policy, section.path)
+        longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+        if longest > self.model.config.max_positions:
+            raise UserError(
+                f"critic.path={section.path!r} was made for {self.model.config.max_positions} positions, and data."
+                f"max_prompt_tokens + rollout.max_tokens is {longest}: lower one of them, or take another trunk"
+            )
+        self._read = None if section.path is None else _read(policy, section)
+
+    def saved(self) -> tuple[str, ...]:
+        """The saved roles. A frozen trunk is not saved: it is read again, or copied again from the policy's start."""
+        return (ROLE,)
+
+    def start(self, params: Any, restored: State | None) -> dict[str, Any]:
+        read, self._read = self._read, None
+        if restored is not None and (not self.model.frozen or self.model.adapter is not None):
+            return {}
+        mesh = self.policy.mesh
+        if self.model.adapter is not None:
+            return {ROLE: init_state(self._factors(params), self._optimizer, mesh, models.CRITIC)}
+        trunk, head = read or first_weights(self.policy, self.section, params)
+        learned, frozen = self.model.weights(trunk, processes.place(head, sharding.named(mesh, ("hidden",))))
+        if restored is not None:
+            return frozen
+        return frozen | {ROLE: init_state(learned, self._optimizer, mesh, models.CRITIC)}
+
+    def _factors(self, base: Any) -> dict[str, Any]:
+        """The adapter factors that learn on the policy's base."""
+        model, mesh = self.model, self.policy.mesh
+        assert model.adapter is not None
+        head = np.zeros(model.config.hidden_size, np.float32)
+        seed = self.config.train.seed
+        factors = {} if model.frozen else adapters.first(model.adapter, model.config, base, seed, mesh)
+        return {**factors, "token_head": processes.place(head, sharding.named(mesh, ("hidden",)))}
+
+    def frozen(self, state: State) -> dict[str, Any]:
+        """The frozen weights: the base of its adapters, or else its trunk if that is frozen."""
+        if self.model.adapter is not None:
+            return policy_state.frozen(state)
+        return {TRUNK: state[TRUNK]} if TRUNK in state else {}
+
+    def update_flops(self, sizes: tuple[np.ndarray, np.ndarray]) -> float:
+        return models.forward_flops(self.model.config, *sizes) * self.model.passes
+
+    def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
+        params, trunk = state[ROLE].params, self.frozen(state)
+        outputs = [self.run(self.programs.parts[ROLE], params, trunk, m.packed.rows) for m in minis]
+        if self.rule.loss.needs_outputs:
+            for mini, rows in zip(minis, outputs, strict=True):
+                mini.set(critic_outputs=rows)
+        return {self.rule.signal: whole(minis, outputs)}
+
+    def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
+        batch, signals, learned = weighed.batch, weighed.signals, weighed.learned
+        targets = weighing.advantages(self.method, batch, weighed.counted, weighed.mask, signals, self.rule.targets)
+        rows = [{"critic_targets": targets[places]} for places in weighed.places]
+        if self.rule.loss.own_weights:
+            for row, places in zip(rows, weighed.places, strict=True):
+                row["critic_weights"] = np.asarray(L.loss_weights(weighed.live[places], "token_mean"))
+        values = np.asarray(self.rule.loss.prediction(signals[self.rule.signal]))[learned].astype(np.float64)
+        if self.rule.signal == "token_bias":
+            return rows, {"critic/bias_abs": mean(np.abs(values))}
+        return rows, {"critic/explained_variance": explained_variance(values, targets[learned].astype(np.float64))}
+
+    def columns(self, signals: Mapping[str, Tokens]) -> dict[str, Tokens]:
+        """The critic's output for every token before the updates, as the advantages read it."""
+        return {ROLE: np.asarray(self.rule.loss.prediction(signals[self.rule.signal]), np.float64)}
+
+    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+        forward = models.forward_flops(self.model.config, prompts(batch), batch.rollout.lengths)
+        return {"score": forward, "update": forward * self.model.passes * self.config.train.ppo_epochs}
+
+    def warning(self, done: int) -> str | None:
+        if done > self.section.warmup_steps:
+            return None
+        return f"the run ended in critic.warmup_steps={done}: the policy has learned nothing"
+
+
+def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:
+    """``1 - Var(R - V) / Var(R)``: 1 for perfect values, 0 for constant ones; NaN if all returns are equal.
+
+    Example:
+      >>> explained_variance(np.array([0.0, 0.5]), np.array([0.0, 1.0]))
+      0.75
+    """
+    if not returns.size or returns.max() == returns.min():
+        return float("nan")
+    return float(1.0 - (returns - values).var() / returns.var())
+
+
+def first_weights(policy: Policy, config: CriticConfig, params: Any) -> tuple[Any, np.ndarray]:
+    """Trunk and head ``[D]`` that a run starts from; ``params`` are the policy's weights at the start."""
+    if config.path is not None:
+        return _read(policy, config)
+    trunk = models.trunk_config(policy.config, config.layers)
+    head = np.zeros(trunk.hidden_size, np.float32)
+    if config.layers is not None:
+        return models.fresh(trunk, config.seed, policy.mesh), head
+    return models.from_decoder(trunk, params), head
+
+
+def load_critic(policy: Policy, config: CriticConfig, run_dir: epath.PathLike, step: int) -> tuple[Any, Any]:
+    """Trunk (a `grpojax.models.Decoder`) and head from a run's checkpoint of a step."""
+    model = critic_model(config, policy.shape)
+    abstract = abstract_state({ROLE: model.networks(None)[ROLE]}, policy.mesh)[ROLE]
+    checkpoints = Checkpoints(files.path(run_dir) / "checkpoints", read_only=True)
+    try:
+        params = checkpoints.restore_params(abstract, step, role=ROLE)
+    finally:
+        checkpoints.close()
+    if model.adapter is not None:
+        trunk, head = model.parts(params, {policy_state.BASE: policy.params})
+        graph, weights = nnx.split(trunk)
+        return nnx.merge(graph, adapters.merged(weights, "float32", policy.mesh)), head
+    frozen = {TRUNK: first_weights(policy, config, policy.params)[0]} if model.frozen else {}
+    return model.parts(params, frozen)
+
+
+def _read(policy: Policy, config: CriticConfig) -> tuple[Any, np.ndarray]:
+    folder = str(data.locate(config.path or ""))
+    decoder = hf.load(folder, mesh=policy.mesh)
+    trunk = models.trunk_config(decoder.config)
+    return models.from_decoder(trunk, nnx.state(decoder)), models.read_head(folder, trunk)
+
+
+def _check_tokenizer(policy: Policy, path: str) -> None:
+    """Raises `UserError` if a critic's tokenizer would read the policy's tokens as other tokens."""
+    folder = data.locate(path)
+    tokenizer = hf.load_tokenizer(str(folder))
+    if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UserError(
+            f"critic.path={path!r} has another tokenizer than the policy, {policy.folder}: take one with its"
+        )
+    hf.fit_tokenizer(hf.read_config(folder), tokenizer, f"critic.path={path!r}")

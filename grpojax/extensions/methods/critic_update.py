@@ -1,0 +1,117 @@
+"""The critic in a run: its networks, its loss for `grpojax.programs.update`, and the program that runs it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+from grpojax import variants
+from grpojax.extensions.methods import critic_model as models
+from grpojax.models import adapters
+from grpojax.models import decoder as dec
+from grpojax.models.adapters import AdapterConfig
+from grpojax.models.compute import Compute
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.weight_table import check_mesh
+from grpojax.programs import blocks
+from grpojax.programs.packing import Packed
+from grpojax.programs.policy_state import BASE
+from grpojax.programs.state import Network
+from grpojax.programs.update import Learns, Metrics
+from grpojax.types import Scalar
+
+# The roles: the part that learns, and the frozen trunk if only the head learns.
+ROLE, TRUNK = "critic", "critic_trunk"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CriticModel:
+    """A critic without its weights.
+
+    Attributes:
+      config: config of the trunk (`grpojax.extensions.methods.critic_model.trunk_config`).
+      compute: how to run the critic.
+      frozen: whether only the head learns. The trunk is then a role of its own with plain weights.
+      adapter: if given, the trunk is the base of the policy's adapters. It has its own factors, unless it is frozen.
+      at: which state of a token the head reads (`grpojax.extensions.methods.critic_model.token_outputs`).
+      loss: the loss of `grpojax.variants.Critic`; None if nothing learns.
+    """
+
+    config: DecoderConfig
+    compute: Compute
+    frozen: bool = False
+    adapter: AdapterConfig | None = None
+    at: models.Place = "before"
+    loss: variants.BiasLoss | variants.ValueLoss | None = None
+
+    @property
+    def passes(self) -> int:
+        """Forward passes that an update counts as: a frozen trunk has no backward pass, frozen weights no gradients."""
+        return 1 if self.frozen else 3 if self.adapter is None else 2
+
+    def networks(self, optimizer: optax.GradientTransformation | None) -> dict[str, Network]:
+        """The critic's networks by role; raises `UserError` if a weight does not divide over the mesh."""
+        check_mesh(self.config, self.compute.mesh)
+        params = models.abstract(self.config)[1]
+        head = jax.ShapeDtypeStruct((self.config.hidden_size,), "float32")
+        if self.adapter is not None:
+            factors = {} if self.frozen else adapters.abstract(self.adapter, self.config)
+            return {ROLE: Network(params={**factors, "token_head": head}, optimizer=optimizer, table=models.CRITIC)}
+        if not self.frozen:
+            return {ROLE: Network(params=params, optimizer=optimizer, table=models.CRITIC)}
+        return {
+            ROLE: Network(params={"token_head": head}, optimizer=optimizer, table=models.CRITIC),
+            TRUNK: Network(params=dec.abstract(self.config)[1]),
+        }
+
+    def weights(self, trunk: Any, head: Any) -> tuple[Any, dict[str, Any]]:
+        """``(params, frozen)``: the weights that learn, and frozen weights by role. Takes both arguments over."""
+        if self.frozen:
+            return {"token_head": head}, {TRUNK: trunk}
+        return models.joined(self.config, trunk, head), {}
+
+    def parts(self, params: Any, frozen: Any) -> tuple[dec.Decoder, Any]:
+        """The trunk and the head from `weights`. With an adapter ``frozen`` also has the policy's base."""
+        if self.adapter is not None:
+            base = nnx.State({name: w for name, w in frozen[BASE].items() if name != "head"})
+            return nnx.merge(dec.abstract(self.config)[0], adapters.joined(base, params)), params["token_head"]
+        if self.frozen:
+            return nnx.merge(dec.abstract(self.config)[0], frozen[TRUNK]), params["token_head"]
+        critic = nnx.merge(models.abstract(self.config)[0], params)
+        return critic.trunk, critic.token_head[...]
+
+    def outputs(self, params: Any, frozen: Any, rows: Any) -> Any:
+        """The critic's outputs ``[B, R, S]`` float32, with weights from `weights`."""
+        trunk, head = self.parts(params, frozen)
+        if self.frozen:  # the gradient must not go back through the prompts
+            rows = dataclasses.replace(rows, read=jax.lax.stop_gradient(rows.read))
+        return models.token_outputs(trunk, head, rows, self.compute, at=self.at)
+
+    def read(self, params: Any, frozen: Any, rows: Any) -> dec.PromptStates:
+        """The forward of prompts whose result `outputs` uses (`grpojax.programs.update.Learns`)."""
+        return dec.read_prompts(self.parts(params, frozen)[0], rows, self.compute)
+
+    def objective(self, params: Any, frozen: Any, part: Packed) -> tuple[Scalar, Metrics]:
+        """The loss for `grpojax.programs.update`."""
+        assert self.loss is not None
+        outputs = self.outputs(params, frozen, part.rows)
+        with jax.named_scope("critic_loss"):
+            return self.loss(outputs, part.per_token)
+
+    def learns(self, optimizer: optax.GradientTransformation) -> Learns:
+        """How the critic learns, for `grpojax.programs.update.make_joint_update`."""
+        return Learns(loss=self.objective, optimizer=optimizer, read=self.read, table=models.CRITIC)
+
+
+def make_critic_score(model: CriticModel) -> Callable[[Any, Any, Any], Any]:
+    """The critic's outputs: ``(params, frozen, rows [M, ...]) -> [M, B, R, S]``, without gradient."""
+
+    def score(params: Any, frozen: Any, rows: Any) -> Any:
+        of_block, read = (functools.partial(f, params, frozen) for f in (model.outputs, model.read))
+        return blocks.each(of_block, rows, read)
+
+    return score

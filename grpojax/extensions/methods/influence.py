@@ -1,0 +1,187 @@
+"""The influence of tokens on each other, which NTHR reads (`grpojax.extensions.methods.token_influence`)."""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from grpojax import data
+from grpojax.advantages import Signals
+from grpojax.credit.hidden_states import outcome_signs
+from grpojax.extensions.methods import token_influence
+from grpojax.extensions.methods.regroup import longest as regrouped
+from grpojax.extensions.methods.regroup import regroup, tokens_at_once
+from grpojax.extensions.methods.token_influence import Influence
+from grpojax.host import processes
+from grpojax.host.on_host import on_host
+from grpojax.models import Compute, flops
+from grpojax.programs import calls, policy_state
+from grpojax.programs.calls import Call
+from grpojax.programs.compiling import program
+from grpojax.programs.policy import Policy
+from grpojax.run.batch import RolloutBatch
+from grpojax.run.parts.part import Longest, Part, State
+from grpojax.run.programs import Learning, Programs, Spec
+from grpojax.run.recipe import Config
+from grpojax.types import Array, Samples, Tokens
+
+TOKENS = 4096  # most tokens of a shard that the decoder runs on at once: its activations take most of the memory
+
+PROGRAM = "influence"
+
+
+def influence_program(graph: Any, compute: Compute, *, temperature: float) -> Callable[..., Influence]:
+    """NTHR's scores (`grpojax.extensions.methods.token_influence.make_influence`)."""
+    made = token_influence.make_influence(graph, compute, temperature=temperature)
+    return program(PROGRAM, made, static=["copies", "group"])
+
+
+class Influences:
+    """Computes the influence in groups of a batch on the host.
+
+    Args:
+      policy: the policy, whose weights may change between calls.
+      program: the program of `grpojax.extensions.methods.token_influence.make_influence`.
+      longest_prompt: most tokens of a prompt in the run.
+    """
+
+    def __init__(self, policy: Policy, program: Callable[..., Influence], *, longest_prompt: int):
+        self.policy, self.program, self.longest_prompt = policy, program, longest_prompt
+
+    def flops(self, problems: Sequence[data.Problem], tokens: Tokens, lengths: Samples, mask: Tokens) -> float:
+        """Useful FLOPs of a call on these groups (`grpojax.models.flops`)."""
+        entries = (token_influence.vocabulary(tokens, mask, self.policy.config.vocab_size) >= 0).sum(1)
+        forward = flops.forward_flops(self.policy.config, [len(p.ids) for p in problems], lengths)
+        return forward + flops.influence_flops(self.policy.config, lengths, entries)
+
+    def __call__(
+        self,
+        params: Any,
+        problems: Sequence[data.Problem],
+        tokens: Tokens,
+        lengths: Samples,
+        mask: Tokens,
+        weights: Tokens,
+        *,
+        most: int,
+        tokens_at_once: int,
+        own: bool = False,
+    ) -> Influence:
+        """``scores [n, G, T]`` and, if asked for, ``own [n, G]``, on the host.
+
+        Args:
+          params: the policy's weights.
+          problems, tokens, lengths: those of the n groups; ``[n, G, T]`` tokens and ``[n, G]`` lengths.
+          mask: ``[n, G, T]`` bool, the policy's own tokens, whose vocabulary the scores are restricted to.
+          weights: ``[n, G, T]``, as in `grpojax.credit.influence`.
+          most: number of groups of a whole batch.
+          tokens_at_once: about how many tokens of a shard the decoder may run on.
+          own: whether to return also the sum of each sample's scores over only its own tokens.
+        """
+        policy = self.policy
+        entries = token_influence.vocabulary(tokens, mask, policy.config.vocab_size)
+        scores, own_sums = [], []
+        for groups in regroup(
+            policy,
+            problems,
+            tokens,
+            lengths,
+            most=most,
+            longest_prompt=self.longest_prompt,
+            tokens_at_once=min(tokens_at_once, TOKENS),
+            one_prompt=True,
+        ):
+            part = groups.layout.batch_shape[1]
+            samples = np.broadcast_to((np.arange(tokens.shape[1], dtype=np.int32) % part)[:, None], tokens.shape)
+            found = self.program(
+                params,
+                groups.rows,
+                groups.place(samples),
+                groups.place(weights),
+                groups.place_groups(entries, -1),
+                copies=groups.copies,
+                group=part if own else 0,
+            )
+            scores.append(groups.fetch(found.scores))
+            if found.own is not None:  # [prompts of a shard, B, G]
+                own_sums.append(groups.of_groups(np.swapaxes(processes.fetch(found.own), 0, 1).reshape(-1, part)))
+        return Influence(np.concatenate(scores), np.concatenate(own_sums) if own else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs(Spec):
+    def make(self, learning: Learning) -> Mapping[str, Callable[..., Any]]:
+        return {PROGRAM: influence_program(learning.graph, learning.compute, temperature=learning.temperature)}
+
+
+class TokenInfluence(Part):
+    """NTHR's scores. They are 0 in groups that are not mixed, for which they are not computed."""
+
+    options = ("self_term", "select")
+
+    @classmethod
+    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
+        return {"influence": some("P G T"), "influence_means": some("P G"), "draws": some("P G T")}
+
+    @classmethod
+    def times(cls, config: Config) -> dict[str, int]:
+        return {PROGRAM: 4}  # it runs on a quarter of the groups
+
+    def spec(self) -> Spec:
+        return _Programs()
+
+    def calls(self, longest: Longest) -> dict[str, Call]:
+        """The program of `Influences`, for a quarter of the groups."""
+        shape, params = self.shape, policy_state.weights(longest.state)
+        part = regrouped(self.config, shape, tokens=self.config.rollout.max_tokens, at_once=TOKENS, one_prompt=True)
+        spread, group, tokens = part.layout.batch_shape
+        samples, weights = np.zeros(part.layout.index.shape, np.int32), np.zeros(part.layout.index.shape, np.float32)
+        most = self.method.widest(self.config.rollout.group)
+        width = token_influence.vocabulary_width(most * tokens, shape.config.vocab_size)
+        entries = np.zeros((spread // shape.shards, shape.shards, width), np.int32)
+        args = params, part.rows, *(calls.on_mesh(x, shape.mesh, None) for x in (samples, weights, entries))
+        static = {"copies": part.copies, "group": 0 if self.variant.options["self_term"] else group}
+        return {PROGRAM: Call(longest.programs.parts[PROGRAM], args, params, flops=part.flops, static=static)}
+
+    def open(self, programs: Programs, run: Callable[..., Any]) -> None:
+        super().open(programs, run)
+        self.influences = Influences(self.policy, programs.parts[PROGRAM], longest_prompt=self.longest_prompt)
+        self.work = 0.0
+
+    def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+        options, rollout = self.variant.options, batch.rollout
+        outcome = batch.by_name[self.method.deciding]
+        with on_host():
+            sign = np.asarray(outcome_signs(Signals(outcome=outcome, valid=np.isfinite(counted))))
+        mixed = (sign > 0).any(1) & (sign < 0).any(1)
+        scores, means = np.zeros(rollout.tokens.shape, np.float32), np.zeros(counted.shape, np.float32)
+        chosen, self.work = np.flatnonzero(mixed), 0.0
+        if len(chosen):
+            mask = batch.sampled[chosen]
+            right = mask & (sign[chosen] > 0)[..., None]
+            groups = [batch.problems[int(i)] for i in chosen], rollout.tokens[chosen], rollout.lengths[chosen], mask
+            self.work = self.influences.flops(*groups)
+            found = self.influences(
+                policy_state.weights(state),
+                *groups,
+                right.astype(np.float32),
+                most=len(batch.problems),
+                tokens_at_once=tokens_at_once(rollout.tokens.size, self.config.train, self.policy.shards),
+                own=not options["self_term"],
+            )
+            scores[chosen] = found.scores
+            total = np.where(mask, found.scores, 0.0).sum(-1)
+            if found.own is not None:
+                total = total - found.own
+            means[chosen] = total / np.maximum(batch.own_lengths[chosen], 1)
+        made = {"influence": scores, "influence_means": means}
+        if options["select"] == "random":
+            # It depends only on the samples, so that a resumed run draws the same.
+            seed = zlib.crc32(np.ascontiguousarray(rollout.tokens).tobytes())
+            made["draws"] = np.random.default_rng(seed).random(rollout.tokens.shape, np.float32)
+        return made, {"nthr/mixed_groups": float(len(chosen))}
+
+    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+        return {"late": self.work}

@@ -1,0 +1,402 @@
+"""Puts the true answer in place of a sample's own: the tokens to score, and the results of the scores."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from grpojax import masked
+from grpojax.extensions.methods.regroup import longest as regrouped
+from grpojax.extensions.methods.regroup import regroup, tokens_at_once
+from grpojax.host.errors import UserError
+from grpojax.host.on_host import on_host
+from grpojax.models import flops
+from grpojax.programs import policy_state
+from grpojax.programs.calls import Call
+from grpojax.rewards.answers import extract
+from grpojax.run import weighing
+from grpojax.run.batch import RolloutBatch
+from grpojax.run.packed_batch import room
+from grpojax.run.parts.part import Longest, Part, State
+from grpojax.run.recipe import Config
+from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
+
+PROGRAM = "true answers"
+
+
+@dataclasses.dataclass(frozen=True)
+class Marker:
+    """The position of a text's last marker: ``[start, end)`` in characters, and the number of all markers.
+
+    Without a marker, both are the text's length.
+    """
+
+    start: int
+    end: int
+    count: int
+
+
+def find_marker(text: str, marker: str | None) -> Marker:
+    r"""The last marker of a text.
+
+    Args:
+      text: a completion.
+      marker: as in `grpojax.rewards.answers.extract_answer`.
+
+    Example:
+      >>> find_marker("#### 3, no: #### 4", None)
+      Marker(start=12, end=16, count=2)
+      >>> find_marker(r"so \boxed{4}", None)
+      Marker(start=3, end=10, count=1)
+    """
+    found: list[tuple[int, int]] = []
+    if marker is None or marker.startswith(r"\boxed"):
+        found += [m.span() for m in extract.BOX.finditer(text)]
+    for literal in extract.MARKERS if marker is None else () if marker.startswith(r"\boxed") else (marker,):
+        place = text.rfind(literal)
+        # Only the last one's position matters, so overlapping ones need not be separated.
+        found += [(place, place + len(literal))] * text.count(literal)
+    return Marker(*max(found), len(found)) if found else Marker(len(text), len(text), 0)
+
+
+def answer_tokens(rollout: Rollout, tokenizer: Any, marker: str | None) -> Tokens:
+    r"""``[P, G, T]`` bool: the tokens of the answers that samples give.
+
+    They begin with the first token that has a character after the last marker. They end with the line, or with the
+    brace that closes the box. A sample without a marker has none.
+
+    Args:
+      rollout: ``[P, G, ...]``.
+      tokenizer: of the policy.
+      marker: as in `find_marker`.
+    """
+
+    def decode(part: Sequence[int]) -> str:
+        return tokenizer.decode(part, skip_special_tokens=True)
+
+    mask = np.zeros(rollout.tokens.shape, bool)
+    for p, g in np.argwhere(rollout.lengths > 0).tolist():
+        ids = rollout.tokens[p, g, : rollout.lengths[p, g] - int(rollout.stopped[p, g])].tolist()
+        text = decode(ids)
+        place = find_marker(text, marker)
+        if not place.count:
+            continue
+        end = text.find("\n", place.end)
+        if text[place.end - 1] == "{":
+            closing = extract.closing_brace(text, place.end)
+            end = -1 if closing is None else closing + 1
+        first = _tokens_within(ids, text, place.end, decode)
+        last = len(ids) if end < 0 else _tokens_within(ids, text, end - 1, decode) + 1
+        mask[p, g, first:last] = True
+    return mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Spliced:
+    """A sample's tokens with the true answer at their end.
+
+    Attributes:
+      ids: the tokens, up to the answer's last.
+      scored: number of the last tokens that count.
+      markers: number of markers that the sample had.
+      closing: text that closes the marker after the answer: the brace of a box, or nothing.
+    """
+
+    ids: tuple[int, ...]
+    scored: int
+    markers: int
+    closing: tuple[int, ...] = ()
+
+
+def splice(
+    ids: Sequence[int],
+    gold: str,
+    tokenizer: Any,
+    *,
+    marker: str | None = None,
+    include_marker: bool = False,
+) -> Spliced:
+    """Puts the true answer where a sample gives its own.
+
+    The sampled ids stay as they are up to the token in which the last marker begins. Marker and answer are tokenised
+    separately from them and from each other; the answer has the blanks that the sample has before its own. If a sample
+    has no marker, one is added on a new line.
+
+    Args:
+      ids: sampled tokens, without the one that ends the sample.
+      gold: the true answer.
+      tokenizer: of the policy.
+      marker, include_marker: as in the variant ``gt_likelihood``.
+    """
+
+    def decode(part: Sequence[int]) -> str:
+        return tokenizer.decode(part, skip_special_tokens=True)
+
+    def encode(part: str) -> list[int]:
+        return tokenizer.encode(part, add_special_tokens=False)
+
+    ids = list(ids)
+    text = decode(ids)
+    place = find_marker(text, marker)
+    if not place.count:
+        before, boxed = ids, marker is not None and marker.startswith(r"\boxed")
+        written = "\n\\boxed{" if boxed else f"\n{marker or '####'}"
+        blanks = "" if boxed else " "
+    else:
+        before = ids[: _tokens_within(ids, text, place.start, decode)]
+        written = text[len(decode(before)) : place.end]
+        rest = text[place.end :]
+        given = rest.lstrip(" \t")
+        boxed = written.endswith("{")
+        blanks = rest[: len(rest) - len(given)] if given else "" if boxed else " "
+    head, answer = encode(written), encode(blanks + gold)
+    scored = len(answer) + (len(head) if include_marker else 0)
+    return Spliced((*before, *head, *answer), scored, place.count, tuple(encode("}")) if boxed else ())
+
+
+def _tokens_within(ids: list[int], text: str, end: int, decode: Any) -> int:
+    """The largest number of tokens whose text is the beginning of ``text`` and ends at ``end`` or before."""
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(decode(ids[:middle])) <= end else (low, middle - 1)
+    while low and not text.startswith(decode(ids[:low])):  # one character takes several tokens
+        low -= 1
+    return low
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answers:
+    """True answers, placed after the reasoning of some groups' samples.
+
+    Attributes:
+      tokens: ``[n, G, T]`` int32. After the answer a box is closed, and the token that ends a sample follows.
+      lengths: ``[n, G]`` int32; 0 if nothing is scored.
+      mask: ``[n, G, T]`` bool, the tokens that count.
+      markers: ``[n, G]`` how many markers each sample had.
+      stopped: ``[n, G]`` bool, whether the text has the token that ends a sample.
+    """
+
+    tokens: Tokens
+    lengths: Samples
+    mask: Tokens
+    markers: Samples
+    stopped: Samples
+
+
+def splice_groups(
+    rollout: Rollout,
+    gold: Sequence[str],
+    tokenizer: Any,
+    *,
+    marker: str | None,
+    include_marker: bool,
+    missing: str,
+    eos: int | None = None,
+) -> Answers:
+    """`splice` for every sample of a rollout ``[n, G, ...]``. With ``missing="zero"``, samples without a marker are
+    left out.
+
+    A sample that stopped ends with its own last token, and one that was cut ends with ``eos``. Without an ``eos`` it
+    has no end. T is that of `room`, so that few programs are compiled.
+    """
+    n, group, most = rollout.tokens.shape
+    made: dict[tuple[int, int], Spliced] = {}
+    ends: dict[tuple[int, int], list[int]] = {}
+    for p, g in np.ndindex(n, group):
+        ids = rollout.tokens[p, g, : rollout.lengths[p, g]].tolist()
+        ends[p, g] = [ids.pop()] if rollout.stopped[p, g] else [] if eos is None else [eos]
+        made[p, g] = splice(ids, gold[p], tokenizer, marker=marker, include_marker=include_marker)
+    size = room(most, max(len(s.ids) + len(s.closing) + len(ends[at]) for at, s in made.items()))
+    tokens, mask = np.zeros((n, group, size), np.int32), np.zeros((n, group, size), bool)
+    lengths, markers = np.zeros((n, group), np.int32), np.zeros((n, group), np.int32)
+    for at, spliced in made.items():
+        markers[at] = spliced.markers
+        if spliced.markers or missing == "append":
+            whole = [*spliced.ids, *spliced.closing, *ends[at]]
+            lengths[at], answered = len(whole), len(spliced.ids)
+            tokens[at][: len(whole)] = whole
+            mask[at][answered - spliced.scored : answered] = True
+    stopped = np.array([[bool(ends[p, g]) for g in range(group)] for p in range(n)])
+    return Answers(tokens=tokens, lengths=lengths, mask=mask, markers=markers, stopped=stopped)
+
+
+def replace(rollout: Rollout, chosen: PerPrompt, answers: Answers | None) -> Rollout:
+    """A rollout with spliced samples in place of the drawn ones.
+
+    Args:
+      rollout: ``[P, G, T]``.
+      chosen: ``[n]`` the groups that have answers.
+      answers: the answers of these groups. A sample of length 0 stays as it was drawn. None if no group has any.
+
+    Returns:
+      ``[P, G, T']`` with T' of `room`. A spliced sample is ``stopped`` if it has the token that ends a sample.
+      ``logps`` of tokens that were not drawn are NaN.
+    """
+    most = rollout.tokens.shape[2]
+    wider = ((0, 0), (0, 0), (0, (room(most) if answers is None else answers.tokens.shape[2]) - most))
+    tokens, logps, lengths = np.pad(rollout.tokens, wider), np.pad(rollout.logps, wider), rollout.lengths.copy()
+    stopped = rollout.stopped.copy()
+    if answers is not None:
+        put = answers.lengths > 0
+        tokens[chosen] = np.where(put[..., None], answers.tokens, tokens[chosen])
+        logps[chosen] = np.where(put[..., None], np.nan, logps[chosen])
+        lengths[chosen] = np.where(put, answers.lengths, lengths[chosen])
+        stopped[chosen] = np.where(put, answers.stopped, stopped[chosen])
+    return Rollout(tokens=tokens, logps=logps, lengths=lengths, stopped=stopped)
+
+
+def likelihoods(logps: Tokens, mask: Tokens, kind: str, *, relative: bool = False) -> Samples:
+    """``exp mean`` ("per_token") or ``exp sum`` ("joint") of the log-probs where ``mask``, ``[n, G]``; 0 without any.
+
+    With ``relative``, the results are divided by the group's largest, in log space: otherwise the product over a long
+    answer underflows in float32.
+
+    Example:
+      >>> logps, mask = np.log([[[0.5, 0.2, 0.8]]]), np.ones((1, 1, 3), bool)
+      >>> [round(float(likelihoods(logps, mask, kind)[0, 0]), 4) for kind in ("joint", "per_token")]
+      [0.08, 0.4309]
+    """
+    total, count = np.where(mask, logps, 0.0).sum(-1), mask.sum(-1)
+    value = total / np.maximum(count, 1) if kind == "per_token" else total
+    value = np.where(count > 0, value, -np.inf)
+    if relative:
+        largest = value.max(-1, keepdims=True)
+        value = value - np.where(np.isfinite(largest), largest, 0.0)
+    return np.exp(value).astype(np.float32)
+
+
+class _Found(NamedTuple):
+    """Likelihoods ``[P, G]``, the groups that have them, the spliced samples of these groups, and their metrics. A
+    sample of such a group whose text is too long has none, and is not ``valid``."""
+
+    likelihood: Samples
+    valid: Samples
+    chosen: PerPrompt
+    answers: Answers | None
+    metrics: dict[str, float]
+
+
+class TrueAnswers(Part):
+    """The likelihood of the true answer after each sample's reasoning. With ``train_on=spliced``, the policy learns
+    from that text in place of the drawn one."""
+
+    options = ("groups", "likelihood", "marker", "include_marker", "missing", "fail_reward")
+    reads_gold = True
+    work = 0.0  # FLOPs of the step
+
+    @classmethod
+    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
+        return {"likelihood": some("P G")}
+
+    @classmethod
+    def times(cls, config: Config) -> dict[str, int]:
+        return {PROGRAM: 4}  # it runs on a quarter of the groups
+
+    def calls(self, longest: Longest) -> dict[str, Call]:
+        """The run's scores, for a quarter of the groups."""
+        params = policy_state.weights(longest.state)
+        spliced = regrouped(self.config, self.shape, tokens=room(self.config.rollout.max_tokens))
+        return {PROGRAM: Call(longest.programs.score, (params, spliced.rows), params, flops=spliced.flops)}
+
+    def replace(self, state: State, batch: RolloutBatch) -> RolloutBatch:
+        """The batch with the true answers spliced into the samples that are scored by their likelihood. It waits for
+        the rewards, which stay those of the drawn samples.
+
+        Spliced text ends like a sample. So samples that have weight 0 because they were cut stay as drawn.
+        """
+        if not self.method.replaces_samples:
+            return batch
+        batch = batch.with_rewards()
+        counted, cut = weighing.counted(batch, self.config.train.truncated)
+        started, self.work = time.perf_counter(), 0.0
+        found = self._splice(policy_state.weights(state), batch, counted)
+        answers = found.answers
+        if answers is not None:
+            learned = (np.isfinite(counted) & ~cut)[found.chosen]
+            answers = dataclasses.replace(answers, lengths=np.where(learned, answers.lengths, 0))
+        return dataclasses.replace(
+            batch,
+            rollout=replace(batch.rollout, found.chosen, answers),
+            drawn=batch.rollout,
+            signals={**batch.signals, "likelihood": found.likelihood, "valid": found.valid},
+            metrics={**batch.metrics, **found.metrics, "time/late_s": time.perf_counter() - started},
+        )
+
+    def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+        if not self.method.replaces_samples:
+            self.work = 0.0
+            found = self._splice(policy_state.weights(state), batch, counted)
+            return {"likelihood": found.likelihood, "valid": found.valid}, found.metrics
+        if batch.drawn is None:
+            raise UserError(
+                f"variant {self.variant.name!r} with train_on=spliced learns from other text than was drawn, "
+                "and here samples are learned from as they are: set variant.train_on=sampled"
+            )
+        return {}, {}  # `replace` has run before
+
+    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+        return {"late": self.work}
+
+    def _splice(self, params: Any, batch: RolloutBatch, counted: Samples) -> _Found:
+        """The true answer's likelihood after each sample's reasoning; NaN in groups that do not need it."""
+        options = self.variant.options
+        likelihood = np.full(counted.shape, np.nan, np.float32)
+        outcome = batch.by_name[self.method.deciding]
+        known = np.isfinite(counted)
+        wanted = known.any(1)
+        if options["groups"] == "all_fail":
+            with on_host():
+                wanted = np.asarray(masked.all_fail(outcome, known & np.isfinite(outcome), options["fail_reward"]))
+        chosen = np.flatnonzero(wanted)
+        counts, answers = dict.fromkeys(("scored", "missing_marker", "repeated_marker", "too_long"), 0.0), None
+        if len(chosen):
+            likelihood[chosen], answers, counts = self._likelihood(params, batch, chosen)
+        metrics = {f"ground_truth/{name}": float(n) for name, n in counts.items()}
+        return _Found(likelihood, np.isfinite(likelihood) | ~wanted[:, None], chosen, answers, metrics)
+
+    def _likelihood(
+        self, params: Any, batch: RolloutBatch, chosen: PerPrompt
+    ) -> tuple[Samples, Answers, dict[str, float]]:
+        options, policy = self.variant.options, self.policy
+        problems = [batch.problems[int(i)] for i in chosen]
+        gold = [p.gold for p in problems if p.gold is not None]
+        if len(gold) < len(problems):
+            raise UserError(f"variant {self.variant.name!r} needs the true answers: set data.answer")
+        rollout = jax.tree.map(lambda x: x[chosen], batch.rollout)
+        answers = splice_groups(
+            rollout,
+            gold,
+            policy.tokenizer,
+            marker=options["marker"],
+            include_marker=options["include_marker"],
+            missing=options["missing"],
+            eos=policy.eos_ids[0] if policy.eos_ids else None,
+        )
+        room = policy.config.max_positions - np.array([len(p.ids) for p in problems])[:, None]
+        long = answers.lengths > room
+        counts = {
+            "scored": float((answers.lengths > 0).sum() - long.sum()),
+            "missing_marker": float((answers.markers == 0).sum()),
+            "repeated_marker": float((answers.markers > 1).sum()),
+            "too_long": float(long.sum()),
+        }
+        answers = dataclasses.replace(answers, lengths=np.where(long, 0, answers.lengths))
+        self.work += flops.forward_flops(policy.config, [len(p.ids) for p in problems], answers.lengths)
+        parts = regroup(
+            policy,
+            problems,
+            answers.tokens,
+            answers.lengths,
+            most=len(batch.problems),
+            longest_prompt=self.longest_prompt,
+            tokens_at_once=tokens_at_once(batch.rollout.tokens.size, self.config.train, policy.shards),
+        )
+        logps = [part.fetch(self.programs.score(params, part.rows).logps) for part in parts]
+        kind = options["likelihood"]
+        # Only of those that fit: one that is too long would set the unit of the others' rewards.
+        values = likelihoods(np.concatenate(logps), answers.mask & ~long[..., None], kind, relative=kind == "joint")
+        return np.where(long, np.nan, values), answers, counts

@@ -1,0 +1,206 @@
+"""The kinds of supervised training: the weights of a batch, the loss, and the held-out metrics."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpojax import data
+from grpojax import losses as L
+from grpojax.extensions.supervised import supervised_update
+from grpojax.extensions.supervised.answered import (
+    Answered,
+    AnsweredConfig,
+    Answers,
+    load_answered,
+    read_answer,
+    read_pair,
+)
+from grpojax.extensions.supervised.finetune_recipe import DPOConfig, SFTConfig
+from grpojax.host.errors import UserError
+from grpojax.models.compute import Compute
+from grpojax.programs import calls, packing
+from grpojax.programs.packing import Layout
+from grpojax.programs.policy import PolicyShape
+from grpojax.programs.update import Loss
+from grpojax.types import PerToken, Samples, TrainBatch
+
+Column = tuple[str, str, str]
+_SPEED: tuple[Column, ...] = (("grad", "grad_norm", ".3f"), ("tok/s", "tokens_per_s", ".0f"))
+_SECONDS: tuple[Column, ...] = (("seconds", "time/step_s", ".2f"),)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """Sizes that all batches of a run have in common, so that few programs are compiled.
+
+    Attributes:
+      group: completions of a prompt.
+      prompt, completion: most tokens of each in the data.
+      shards, microbatches: the cut of a batch.
+      gather: `grpojax.models.compute.Compute.needs_gather`.
+    """
+
+    group: int
+    prompt: int
+    completion: int
+    shards: int
+    microbatches: int
+    gather: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completions:
+    """Completions, learned by cross-entropy (`grpojax.extensions.supervised.finetune_recipe.SFTTrainConfig`)."""
+
+    group: int
+    aggregate: Literal["token_mean", "sequence_mean"]
+    columns: ClassVar[tuple[Column, ...]] = (("loss", "loss", ".4f"), ("entropy", "entropy", ".3f"), *_SPEED, *_SECONDS)
+    needs_reference: ClassVar[bool] = False
+
+    def answers(
+        self, given: Any, tokenize: data.Tokenize, config: AnsweredConfig, end: int, known: data.Known
+    ) -> Answers:
+        """Reads the data; ``end`` is the token that ends an answer, ``known`` what held-out parts have."""
+        return load_answered(given, tokenize, config, read_answer, end=end, group=self.group, known=known)
+
+    def objective(self, graph: Any, compute: Compute) -> Loss:
+        """The loss of a part."""
+        return supervised_update.sft_objective(graph, compute)
+
+    def part(self, batch: TrainBatch, shapes: Shapes, reference: Samples) -> tuple[Any, Layout]:
+        """What the loss reads, in rows; ``reference [P, G]`` are sums of log-probs."""
+        learned = np.asarray(batch.per_token.weights) > 0
+        weights = np.asarray(L.loss_weights(learned, self.aggregate, count_empty=False))
+        batch = dataclasses.replace(batch, per_token=PerToken(weights=weights))
+        return pack(batch, shapes)
+
+    def held_out(self, logps: Samples, lengths: Samples, reference: Samples) -> dict[str, float]:
+        """Metrics from sums of log-probs ``[N, G]`` over ``lengths`` tokens, which are 0 for missing completions."""
+        there, total = lengths > 0, np.asarray(logps, np.float64)
+        nll = -total.sum() / lengths.sum()
+        each = -(total[there] / lengths[there]).mean()
+        return {"eval/loss": float(nll if self.aggregate == "token_mean" else each), "eval/nll": float(nll)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preferences:
+    """Pairs of a chosen and a rejected completion, by DPO
+    (`grpojax.extensions.supervised.finetune_recipe.DPOTrainConfig`)."""
+
+    beta: float
+    columns: ClassVar[tuple[Column, ...]] = (
+        ("loss", "loss", ".4f"),
+        ("margin", "rewards/margins", ".3f"),
+        ("accuracy", "rewards/accuracies", ".2f"),
+        *_SPEED,
+        *_SECONDS,
+    )
+    needs_reference: ClassVar[bool] = True
+
+    def answers(
+        self, given: Any, tokenize: data.Tokenize, config: AnsweredConfig, end: int, known: data.Known
+    ) -> Answers:
+        """Reads the data; ``end`` is the token that ends an answer, ``known`` what held-out parts have."""
+        return load_answered(given, tokenize, config, read_pair, end=end, known=known)
+
+    def objective(self, graph: Any, compute: Compute) -> Loss:
+        """The loss of a part."""
+        return supervised_update.dpo_objective(graph, compute, self.beta)
+
+    def part(self, batch: TrainBatch, shapes: Shapes, reference: Samples) -> tuple[Any, Layout]:
+        """What the loss reads, in rows; ``reference [P, G]`` are sums of log-probs."""
+        sign = np.broadcast_to(np.array([[1.0], [-1.0]], np.float32), batch.tokens.shape)
+        packed, layout = pack(dataclasses.replace(batch, per_token=PerToken(advantages=sign)), shapes)
+        weights = np.full(len(reference), 1.0 / len(reference), np.float32)
+        ref, weights = (
+            supervised_update.by_prompts(x, shapes.shards, shapes.microbatches)
+            for x in (np.asarray(reference, np.float32), weights)
+        )
+        return supervised_update.Pairs(packed=packed, reference=ref, weights=weights), layout
+
+    def held_out(self, logps: Samples, lengths: Samples, reference: Samples) -> dict[str, float]:
+        """Metrics from sums of log-probs ``[N, 2]``."""
+        loss = L.dpo_loss(logps[:, 0], logps[:, 1], reference[:, 0], reference[:, 1], beta=self.beta)
+        each = supervised_update.pair_metrics(jnp.asarray(logps), jnp.asarray(reference), self.beta)
+        means = {f"eval/{name}": float(np.mean(jax.device_get(x))) for name, x in each.items()}
+        return {"eval/loss": float(np.mean(np.asarray(loss))), **means}
+
+
+Teaching = Completions | Preferences
+
+
+def teaching_of(config: SFTConfig | DPOConfig) -> Teaching:
+    """The kind of training that a recipe is for."""
+    if isinstance(config, SFTConfig):
+        return Completions(group=config.train.group, aggregate=config.train.aggregate)
+    return Preferences(beta=config.train.beta)
+
+
+def to_batch(entries: Sequence[Answered], shapes: Shapes) -> TrainBatch:
+    """Entries as padded arrays; ``per_token.weights`` are 1 on tokens that are learned. Missing completions have length
+    0."""
+    tokens = np.zeros((len(entries), shapes.group, shapes.completion), np.int32)
+    lengths, learned = np.zeros(tokens.shape[:2], np.int32), np.zeros(tokens.shape, np.float32)
+    for p, entry in enumerate(entries):
+        for g, (ids, turns) in enumerate(zip(entry.completions, entry.turns, strict=True)):
+            tokens[p, g, : len(ids)] = ids
+            lengths[p, g] = len(ids)
+            of_assistant = np.arange(len(turns)) % 2 == 0
+            learned[p, g, : len(ids)] = np.repeat(of_assistant, turns)
+    problems = [data.Problem(entry.uid, entry.ids, "", None, {}) for entry in entries]
+    return TrainBatch(
+        prompts=data.to_prompts(problems, shapes.prompt),
+        tokens=tokens,
+        lengths=lengths,
+        per_token=PerToken(weights=learned),
+    )
+
+
+def pack(batch: TrainBatch, shapes: Shapes) -> tuple[packing.Packed, Layout]:
+    """A batch in rows, cut like the run's batches."""
+    return packing.pack(batch, shards=shapes.shards, microbatches=shapes.microbatches, gather=shapes.gather)
+
+
+def check_cut(config: SFTConfig | DPOConfig, shards: int) -> None:
+    """Raises `UserError` if a batch does not divide over this number of batch shards and its micro-batches."""
+    size, parts = config.train.batch_size, config.train.microbatches
+    if size % (shards * parts):
+        raise UserError(
+            f"train.batch_size={size} does not divide over {shards} batch shards with train.microbatches={parts} each: "
+            f"make it a multiple of {shards * parts}"
+        )
+
+
+def longest_batch(config: SFTConfig | DPOConfig, policy: PolicyShape) -> tuple[Any, Any, TrainBatch]:
+    """The inputs of an update and of scoring as shapes on the devices, and the batch on the host. Every prompt has the
+    most answers that it may have, at their longest.
+
+    Raises:
+      UserError: the batch does not divide over the devices.
+    """
+    check_cut(config, policy.shards)
+    size, shapes = (
+        config.train.batch_size,
+        Shapes(
+            group=config.train.group if isinstance(config, SFTConfig) else 2,
+            prompt=config.data.max_prompt_tokens,
+            completion=config.data.max_tokens,
+            shards=policy.shards,
+            microbatches=config.train.microbatches,
+            gather=policy.compute.needs_gather,
+        ),
+    )
+    lengths = np.full((size, shapes.group), shapes.completion, np.int32)
+    batch = TrainBatch(
+        prompts=calls.longest_prompts(size, shapes.prompt),
+        tokens=np.zeros((*lengths.shape, shapes.completion), np.int32),
+        lengths=lengths,
+        per_token=PerToken(weights=np.ones((*lengths.shape, shapes.completion), np.float32)),
+    )
+    part, _ = teaching_of(config).part(batch, shapes, np.zeros(lengths.shape, np.float32))
+    rows = pack(batch, shapes)[0].rows
+    return calls.on_mesh(part, policy.mesh, None), calls.on_mesh(rows, policy.mesh, None), batch

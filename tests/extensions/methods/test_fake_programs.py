@@ -1,0 +1,16 @@
+"""Fakes of the programs of methods that need more than the core."""
+
+import fake_checks
+import pytest
+
+from grpojax.run import recipe as recipes
+
+CRITIC = ("variant={name: ppo, kl_coef: 0.1}", "critic={layers: 1, warmup_steps: 1}", "train.reference_every=1")
+CASES = {"critic": CRITIC, "nthr": ("variant=nthr",)}
+policy = fake_checks.policy
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_program_has_a_fake_that_takes_and_gives_the_same(recipe, policy, tmp_path, case, monkeypatch):
+    config = recipes.load(recipe, [f"run.dir={tmp_path}", "rewards.0.name=tiny_run:parity", *CASES[case]])
+    fake_checks.check_every(config, policy, monkeypatch)

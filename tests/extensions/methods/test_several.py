@@ -1,0 +1,14 @@
+"""Methods that need more than the core, by two processes: the metrics of one."""
+
+import pytest
+import several_runs
+
+RECIPES = {
+    "token_critic": ["variant=token_critic", "critic={optimizer: {learning_rate: 1.0e-3, eps: 1.0e-3}}"],
+    "xrpo": ["variant=xrpo"],
+}
+
+
+@pytest.mark.exhaustive("run/test_trainer.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
+def test_recipes_by_two_processes(recipe, tmp_path):
+    several_runs.check_reinforced(recipe, tmp_path, RECIPES)

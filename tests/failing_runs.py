@@ -1,0 +1,40 @@
+"""What a run of any kind does beside its steps, also when something fails."""
+
+import errno
+import types
+
+import pytest
+
+from grpojax.host import peers, processes
+from grpojax.records import directory as directories
+from grpojax.records import metrics as tracking
+from grpojax.run import recorder, session
+
+
+def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def check_first_writes(run_of, monkeypatch, reads):
+    """The first process writes anew what all have read; ``run_of()`` is the same run each time, ``reads`` in order."""
+    assert run_of().run()
+    of_directory, calls = directories.RunDirectory, []
+    watched = {"read_metrics": tracking, "changed": of_directory, "meet": processes, "Recorder": recorder}
+    for name, place in (watched | {"write": of_directory}).items():
+        plain = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *given, plain=plain, name=name: (calls.append(name), plain(*given))[1])
+    run_of().close()
+    assert calls[calls.index("read_metrics") :] == [*reads, "meet", "Recorder", "write"]
+
+
+def check_told(run_of, monkeypatch, where):
+    """An error is told before what is held is let go of, at the start or in the loop."""
+    calls = []
+    monkeypatch.setattr(peers, "_here", [types.SimpleNamespace(failing=lambda e: calls.append(type(e).__name__))])
+    plain = tracking.Metrics.close
+    monkeypatch.setattr(tracking.Metrics, "close", lambda self: (calls.append("close"), plain(self))[1])
+    place, name = (session.Session, "settle") if where == "start" else (recorder.Recorder, "write")
+    monkeypatch.setattr(place, name, full)
+    with pytest.raises(OSError, match="No space left"):
+        run_of().run()
+    assert calls == ["OSError", "close"]

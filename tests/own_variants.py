@@ -1,0 +1,168 @@
+"""A module with variants of one's own, and recipes of them."""
+
+import itertools
+import json
+
+import pytest
+from refusals import RECIPE
+
+from grpojax import variants
+from grpojax.run import recipe as recipes
+
+NUMBER = itertools.count()  # a name once imported stays imported
+OWN = """
+import dataclasses
+import jax, optax
+import jax.numpy as jnp
+from grpojax import advantages as A, losses as L, variants
+from grpojax.models.weight_table import Weight, zeros
+from grpojax.programs.calls import Call
+from grpojax.programs.compiling import program
+from grpojax.programs.state import Network, init_state
+from grpojax.programs.update import Learns as How
+from grpojax.run.packed_batch import whole
+from grpojax.run.parts.part import LearningPart, Part
+from grpojax.run.programs import Spec
+
+@dataclasses.dataclass(frozen=True)
+class Table(Spec):
+    tokens: int
+
+    def make(self, learning):
+        return {"bias of tokens": program("bias of tokens", lambda params, rows: params["bias"][rows.tokens])}
+
+    def learners(self):
+        def loss(params, frozen, part):
+            said, given = params["bias"][part.rows.tokens], part.per_token
+            return (given.weights * (said - given.advantages) ** 2).sum(), {}
+
+        nothing = lambda params, frozen, rows: ()
+        table = {"bias": Weight((None,), zeros)}
+        return {"mine": How(loss=loss, optimizer=optax.sgd(0.5), read=nothing, table=table)}
+
+class Learns(LearningPart):  # a number for each token, which learns what samples with it are worth
+    role, extra = "mine", {"bias": "P G T"}
+
+    @classmethod
+    def times(cls, config):
+        return {"bias of tokens": config.train.minibatches}
+
+    @classmethod
+    def warmup_steps(cls, config):
+        return 1
+
+    def spec(self):
+        return Table(self.shape.config.vocab_size)
+
+    def networks(self):
+        how = self.spec().learners()["mine"]
+        params = {"bias": jax.ShapeDtypeStruct((self.shape.config.vocab_size,), jnp.float32)}
+        return {"mine": Network(params=params, optimizer=how.optimizer, table=how.table)}
+
+    def calls(self, longest):
+        args = longest.state["mine"].params, longest.packed.rows
+        return {"bias of tokens": Call(longest.programs.parts["bias of tokens"], args, args[0], ragged=True)}
+
+    def start(self, params, restored):
+        if restored is not None:
+            return {}
+        network = self.networks()["mine"]
+        bias = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), network.params)
+        return {"mine": init_state(bias, network.optimizer, self.shape.mesh, network.table)}
+
+    def before(self, state, minis):
+        program = self.programs.parts["bias of tokens"]
+        return {"bias": whole(minis, [self.run(program, state["mine"].params, m.packed.rows) for m in minis])}
+
+class Another(Learns):
+    role = "another"
+
+class Update(Part):
+    def calls(self, longest):
+        return {"update": Call(longest.programs.score, (), ())}
+
+def takes_a_name():
+    return variants.Variant(
+        name="x", advantage=plain().advantage, objective=L.Objective(), needs=(f"{__name__}:Update",)
+    )
+
+class Luck(Part):
+    extra = {"luck": "P G"}
+
+def lucky():
+    chain = A.chain(A.center(), lambda values, signals: values * signals.extra["luck"], A.to_tokens())
+    return variants.Variant(name="x", advantage=chain, objective=L.Objective(), needs=(f"{__name__}:Luck",))
+
+def squared(log_ratios, advantages):
+    return -log_ratios * advantages
+
+@variants.published(surrogate=L.clipped(0.2, 0.28), aggregate="token_mean")
+def mine(*, eps: float = 1e-4):
+    return A.chain(A.center("group"), A.scale("batch", of="advantages", eps=eps), A.to_tokens())
+
+@variants.published(surrogate=squared)
+def with_a_function():
+    return A.chain(A.center("group"), A.to_tokens())
+
+def plain(high: float = 0.3, untyped="x") -> variants.Variant:
+    objective = L.Objective(surrogate=L.clipped(0.2, high))
+    return variants.Variant(name="plain", advantage=A.chain(A.center(), A.to_tokens()), objective=objective)
+
+def on_samples():
+    return variants.Variant(name="x", advantage=A.chain(A.center()), objective=L.Objective())
+
+def sees_no_shape():
+    return variants.Variant(name="x", advantage=lambda r, s: r.no_such, objective=L.Objective())
+
+def mean_of_tokens():
+    own = L.Objective(surrogate=lambda r, a: (r * a).mean())
+    return variants.Variant(name="x", advantage=plain().advantage, objective=own)
+
+def learns(others=()):
+    chain = A.chain(A.center(), A.to_tokens(), lambda values, signals: values - signals.extra["bias"])
+    needs = tuple(f"{__name__}:{name}" for name in ("Learns", *others))
+    return variants.Variant(name="x", advantage=chain, objective=L.Objective(), needs=needs)
+
+def divides(values, signals):
+    return values / values.std(1, keepdims=True)
+
+def divides_by_nothing():
+    return variants.Variant(name="x", advantage=A.chain(A.center(), divides, A.to_tokens()), objective=L.Objective())
+
+def needs(what="teacher"):
+    return variants.Variant(name="x", advantage=plain().advantage, objective=L.Objective(), needs=(what,))
+
+def no_variant():
+    return A.chain(A.center())
+
+def fails():
+    return 1 / 0
+
+def any_option(**options):
+    return plain()
+
+def positional(k, /):
+    return plain()
+
+def called_name(name="x"):
+    return plain()
+
+def changing(weights=[1.0]):
+    return plain()
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Its name; a module of tests takes it up by ``module = own_variants.module``."""
+    name = f"own_variants_{next(NUMBER)}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(variants.registry, "_ALL", dict(variants.registry._ALL))
+    return name
+
+
+def load(variant, *more):
+    return recipes.load(RECIPE, (f"variant={json.dumps(variant)}", *more))
