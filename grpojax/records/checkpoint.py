@@ -20,6 +20,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
+from jax.sharding import SingleDeviceSharding
 
 from grpojax.host import files, processes
 from grpojax.host.errors import UserError
@@ -218,7 +219,7 @@ class Checkpoints:
             # Orbax raises for a torn item. If a whole role was never saved, the checkpoint is of another recipe.
             if not any(name.startswith(absent[0].partition("_")[0]) for name in there):
                 raise UserError(f"{self.directory}: the checkpoint of step {step} has no {', '.join(absent)}")
-        items: dict[str, Any] = {name: ocp.args.StandardRestore(x) for name, x in wanted.items()}
+        items: dict[str, Any] = {name: ocp.args.StandardRestore(_placed(x)) for name, x in wanted.items()}
         got = self._manager.restore(step, args=ocp.args.Composite(**items, meta=ocp.args.JsonRestore()))
         if (found := got["meta"].get("format")) != FORMAT:
             raise _OtherFormat(f"{self.directory}: checkpoints of format {found}; this version resumes format {FORMAT}")
@@ -230,7 +231,7 @@ class Checkpoints:
         name = f"{role}_params"
         if (self.directory / str(step) / _OLD_PARAMS).is_dir():
             name = _OLD_PARAMS
-        args = ocp.args.Composite(**{name: ocp.args.StandardRestore(_plain(abstract_params))})
+        args = ocp.args.Composite(**{name: ocp.args.StandardRestore(_placed(_plain(abstract_params)))})
         return _with_values(abstract_params, self._manager.restore(step, args=args)[name])
 
     def close(self) -> None:
@@ -288,6 +289,18 @@ def _items(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(params: Any) -> Any:
     return nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
+
+
+def _placed(tree: Any) -> Any:
+    """Shapes that say where their arrays lie: on the first device where they did not. Orbax would otherwise take the
+    devices that saved the arrays, which may not be there."""
+    here = SingleDeviceSharding(jax.local_devices()[0])
+
+    def placed(x: Any) -> Any:
+        free = isinstance(x, jax.ShapeDtypeStruct) and x.sharding is None
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here) if free else x
+
+    return jax.tree.map(placed, tree)
 
 
 def _rebuild(role: str, abstract: Any, got: Any) -> Any:

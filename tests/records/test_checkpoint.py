@@ -9,13 +9,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from runs import Trainer
 
+from grpojax.cli import main as cli
 from grpojax.host.errors import UserError
 from grpojax.models import hf
 from grpojax.records.checkpoint import FORMAT, Checkpoints
 from grpojax.run import recipe as config
-from grpojax.tools import cli
 
 
 @pytest.fixture
@@ -132,3 +133,18 @@ def test_a_save_that_fails_raises_and_prints_nothing(tmp_path):
     *failed, steps = done.stdout.splitlines()
     assert (done.stderr, done.returncode, steps) == ("", 0, "[1]")
     assert len(failed) == 2 and all("File too large" in line for line in failed)
+
+
+def test_what_several_devices_saved_is_read_by_one(tmp_path):
+    """Without a mesh nothing says where arrays lie; the devices that saved them may not be there."""
+    x = np.arange(12, dtype=np.float32)
+    split = NamedSharding(jax.make_mesh((4,), ("x",)), PartitionSpec("x"))
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"policy": {"w": jax.device_put(x, split)}}, {"step": 1})
+    checkpoints.wait()
+    abstract = {"policy": {"w": jax.ShapeDtypeStruct(x.shape, x.dtype)}}
+    restored = checkpoints.restore(abstract)[0]["policy"]["w"], checkpoints.restore_params(abstract["policy"])["w"]
+    checkpoints.close()
+    for got in restored:
+        assert got.sharding.device_set == {jax.local_devices()[0]}
+        np.testing.assert_array_equal(got, x)
