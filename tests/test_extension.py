@@ -14,7 +14,7 @@ from grpojax.run import recipe
 
 ROOT = Path(grpojax.__file__).parent
 FILES = {str(p.relative_to(ROOT)): p for p in sorted(ROOT.rglob("*.py"))}
-CORE = [name for name in FILES if not name.startswith("extensions/")]
+CORE = [name for name in FILES if not name.startswith(("extensions/", "configs/"))]  # a wheel has the recipes there
 RING = [name for name in FILES if name.count("/") > 1 and name.startswith("extensions/")]
 # An extension and another that it imports; the module that does so says why in its docstring.
 NEIGHBOURS = {("plan", "episodes"), ("serve", "episodes")}

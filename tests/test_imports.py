@@ -36,6 +36,7 @@ PURE_MAY_IMPORT = {"jax", "numpy", *sys.stdlib_module_names}
 def modules():
     """Dotted name inside grpojax -> file, of every module there is; the package itself is ''."""
     files = {p.relative_to(ROOT).with_suffix("").parts: p for p in ROOT.rglob("*.py")}
+    files = {parts: path for parts, path in files.items() if parts[0] != "configs"}  # a wheel has the recipes there
     return {".".join(parts).removesuffix("__init__").rstrip("."): path for parts, path in sorted(files.items())}
 
 
