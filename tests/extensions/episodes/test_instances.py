@@ -436,7 +436,7 @@ def test_a_reset_that_fails_at_times_makes_its_episode_invalid(start):
     ({"name": "calculater"}, "did you mean 'calculator'"),
     ({"name": "calculator", "tools": ("search",)}, "'search' is no function"),
     ({"tools": ("a:b",), "options": {"x": 1}}, "options: they are for the class"),
-    ({"name": "calculator", "choices": {"a": instances.EnvironmentChoice(name="search")}}, "choices: it takes"),
+    ({"name": "calculator", "choices": {"a": instances.EnvironmentChoice(name="module:Class")}}, "choices: it takes"),
     ({"name": "calculator", "format": "xml"}, "format='xml'"),
     ({"name": "calculator", "seconds": 0}, "seconds=0"),
     ({"name": "calculator", "memory": 3}, "memory=3"),
