@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cache_programs import lowered
 from tpu_cache import second_of_two
 
-from grpojax.models import Compute, DecoderConfig, decoder
+from grpojax.models import Compute
 from grpojax.programs import kv_cache
 from grpojax.programs.kv_cache import Ring
-from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.types import Prompts
+from grpojax.programs.sampler import SamplerConfig
 
 
 def test_live_blocks_are_those_with_one_of_the_newest_positions():
@@ -64,26 +64,6 @@ def test_dead_blocks_are_not_read(stacked):
         w = np.exp(np.asarray(q[i, j, head, of]) @ kk * d**-0.5)
         want[i, j, head, of] = w / w.sum() @ vv
     np.testing.assert_allclose(got, want, atol=2e-6)
-
-
-SMALL = DecoderConfig(
-    family="qwen2", vocab_size=2048, hidden_size=1024, intermediate_size=2816, num_layers=2, num_heads=8,
-    num_kv_heads=4, head_dim=128, rope_theta=1e6, qkv_bias=True,
-)  # fmt: skip
-
-
-def lowered(config, compute, prompts=4, length=96):
-    graph, params = decoder.abstract(SMALL)
-    zero = jax.ShapeDtypeStruct((prompts,), np.int32)
-    given = Prompts(
-        tokens=jax.ShapeDtypeStruct((prompts, length), np.int32),
-        lengths=zero,
-        uids=jax.ShapeDtypeStruct((prompts,), np.uint32),
-        first_sample=zero,
-    )
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    program = jax.jit(lambda *args: sample_groups(graph, *args, config, eos_ids=(0,), compute=compute))
-    return program.lower(params, given, key)
 
 
 def test_a_gpus_blocks_are_64_positions_or_a_power_of_two():

@@ -1,8 +1,4 @@
-"""Rows of the embedding that belong to no token: a model with them is the model without them.
-
-Their weights are planted so that they would take nearly all of the probability. ``TRIMMED`` is the same model with
-these rows cut off, so that any probability that leaks to them shows.
-"""
+"""Rows of the embedding that belong to no token: a model with them is the model without them (`unused_rows`)."""
 
 import dataclasses
 import functools
@@ -12,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import quick_xla
+import unused_rows
 from flax import nnx
-from plain_decoder import BASE, ragged_batch, random_decoder, some_prompts
+from plain_decoder import ragged_batch, random_decoder, some_prompts
+from unused_rows import PADDED, TOKENS
 
 from grpojax.models import Compute, decoder, score, sharding
 from grpojax.models.logprobs import log_normalisers, mask_unused, token_scores
@@ -23,24 +21,7 @@ from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.programs.token_sampling import DrawConfig, draw
 from grpojax.types import PerToken, TrainBatch
 
-TOKENS = 40
-PADDED = dataclasses.replace(
-    BASE, vocab_size=56, num_layers=1, num_kv_heads=4, tie_embeddings=False, unused_rows=((TOKENS, 56),)
-)
-TRIMMED = dataclasses.replace(PADDED, vocab_size=TOKENS, unused_rows=())
-
-
-@pytest.fixture(scope="module")
-def models():
-    """``(graph, params)`` with the rows and without; of the planted ones each second is huge for any hidden state."""
-    (graph, params), (trimmed_graph, trimmed) = random_decoder(PADDED), random_decoder(TRIMMED)
-    planted = 50.0 * np.random.default_rng(5).standard_normal((56 - TOKENS, PADDED.hidden_size)).astype(np.float32)
-    planted[1::2] = -planted[::2]
-
-    def padded(whole, part):
-        return part if whole.shape == part.shape else jnp.concatenate([part, jnp.asarray(planted)])
-
-    return (graph, jax.tree.map(padded, params, trimmed)), (trimmed_graph, trimmed)
+models = unused_rows.models
 
 
 def packed_rows(batch, shards=1):

@@ -21,29 +21,14 @@ from grpojax.records.directory import RunDirectory
 proxy, place = bucket.proxy, bucket.place
 
 
-def record(folder, resume_at, steps, extra=()):
-    """The metrics of a run of some steps; every second one is evaluated."""
-    written = metrics.Metrics(folder, resume_at)
-    for step in steps:
-        row = {"prompt": "p", "completion": f"{step}\u2028", "reward": 1.0 / step, "length": step}
-        written.write_samples(step, [row])
-        written.write(step, {"reward": 1.0 / step, "none": float("nan")})
-        if step % 2 == 0:
-            written.write(step, {"eval/reward": step / 7})
-    for step, values in extra:
-        written.write(step, values)
-    written.flush()
-    return written
-
-
 def test_metrics_of_a_run_that_goes_on_are_those_on_a_disk(place, tmp_path, proxy):
     proxy.every(5, 503, "torn", 429)
     read = []
     for folder in (tmp_path / "run", place):
         files.make_folder(folder)
-        record(folder, 0, range(1, 6))  # and is killed: nothing is closed
-        record(folder, 4, [], [(4, {"eval/late": 0.5})]).close()  # an evaluation that was due
-        record(folder, 4, range(5, 9)).close()
+        bucket.record(folder, 0, range(1, 6))  # and is killed: nothing is closed
+        bucket.record(folder, 4, [], [(4, {"eval/late": 0.5})]).close()  # an evaluation that was due
+        bucket.record(folder, 4, range(5, 9)).close()
         read.append(metrics.read_metrics(folder))
         assert samples.sample_steps(folder) == list(range(1, 9))
         assert samples.read_samples(folder, 5)[1][0]["completion"] == "5\u2028"
@@ -57,7 +42,7 @@ def test_metrics_of_a_run_that_goes_on_are_those_on_a_disk(place, tmp_path, prox
 
 
 def test_a_start_that_is_killed_while_it_drops_lines_loses_none_and_doubles_none(place, monkeypatch):
-    record(place, 0, range(1, 4)).close()
+    bucket.record(place, 0, range(1, 4)).close()
     before = metrics.read_metrics(place)
     monkeypatch.setattr(files, "remove_all", lambda found: None)
     metrics.Metrics(place, 3)
@@ -65,7 +50,7 @@ def test_a_start_that_is_killed_while_it_drops_lines_loses_none_and_doubles_none
 
 
 def test_a_step_costs_two_requests_and_waits_for_none(place, proxy):
-    written = record(place, 0, [1])
+    written = bucket.record(place, 0, [1])
     proxy.latency, asked = 0.2, proxy.asked
     row = {"prompt": "p", "completion": "c", "reward": 1.0, "length": 1}
     written.write_samples(3, [row])
@@ -79,7 +64,7 @@ def test_a_step_costs_two_requests_and_waits_for_none(place, proxy):
 
 def test_events_are_an_object_for_every_few_minutes(place, monkeypatch):
     monkeypatch.setattr(board, "EVERY_S", 0.0)
-    record(place, 0, [1, 2]).close()
+    bucket.record(place, 0, [1, 2]).close()
     events = [files.read(file) for file in files.listing(place / "tensorboard")]
     assert len(events) == 3 and all(b"reward" in content for content in events)
 
@@ -109,7 +94,7 @@ def test_a_directory_is_one_runs(place):
         "config.json", "data.json", "replaced/1/config.json", "replaced/1/data.json",
         "replaced/1/eval/step_0/problems.jsonl", "replaced/1/reference.npz",
     ]  # fmt: skip
-    record(place, 0, [1]).close()
+    bucket.record(place, 0, [1]).close()
     with pytest.raises(UserError, match="another config: a: 2 -> 1"):
         first.check()
     with pytest.raises(UserError, match="have changed"):

@@ -1,39 +1,15 @@
 """Rows of the vocabulary without a token, in the influence of tokens."""
 
-import dataclasses
-
-import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
-from plain_decoder import BASE, ragged_batch, random_decoder
+import unused_rows
+from plain_decoder import ragged_batch
+from unused_rows import TOKENS
 
 from grpojax.extensions.methods import token_influence
 from grpojax.models import Compute
 from grpojax.programs import packing
 
-TOKENS = 40
-
-
-PADDED = dataclasses.replace(
-    BASE, vocab_size=56, num_layers=1, num_kv_heads=4, tie_embeddings=False, unused_rows=((TOKENS, 56),)
-)
-
-
-TRIMMED = dataclasses.replace(PADDED, vocab_size=TOKENS, unused_rows=())
-
-
-@pytest.fixture(scope="module")
-def models():
-    """``(graph, params)`` with the rows and without; of the planted ones each second is huge for any hidden state."""
-    (graph, params), (trimmed_graph, trimmed) = random_decoder(PADDED), random_decoder(TRIMMED)
-    planted = 50.0 * np.random.default_rng(5).standard_normal((56 - TOKENS, PADDED.hidden_size)).astype(np.float32)
-    planted[1::2] = -planted[::2]
-
-    def padded(whole, part):
-        return part if whole.shape == part.shape else jnp.concatenate([part, jnp.asarray(planted)])
-
-    return (graph, jax.tree.map(padded, params, trimmed)), (trimmed_graph, trimmed)
+models = unused_rows.models
 
 
 def test_influence_of_tokens_is_that_without_the_rows(models):

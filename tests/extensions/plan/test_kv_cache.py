@@ -5,38 +5,17 @@ import importlib.util
 import json
 import re
 
-import jax
-import numpy as np
 import pytest
 import tpu_compiler
 import tpu_plans
+from cache_programs import SMALL, lowered
 from compiled_writes import each_token
 from short_blocks import blocks_of
 
 from grpojax.extensions.plan import hlo, plan_shapes
-from grpojax.models import Compute, DecoderConfig, decoder, flops, sharding
+from grpojax.models import Compute, flops, sharding
 from grpojax.programs import kv_cache
-from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.types import Prompts
-
-SMALL = DecoderConfig(
-    family="qwen2", vocab_size=2048, hidden_size=1024, intermediate_size=2816, num_layers=2, num_heads=8,
-    num_kv_heads=4, head_dim=128, rope_theta=1e6, qkv_bias=True,
-)  # fmt: skip
-
-
-def lowered(config, compute, prompts=4, length=96):
-    graph, params = decoder.abstract(SMALL)
-    zero = jax.ShapeDtypeStruct((prompts,), np.int32)
-    given = Prompts(
-        tokens=jax.ShapeDtypeStruct((prompts, length), np.int32),
-        lengths=zero,
-        uids=jax.ShapeDtypeStruct((prompts,), np.uint32),
-        first_sample=zero,
-    )
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    program = jax.jit(lambda *args: sample_groups(graph, *args, config, eos_ids=(0,), compute=compute))
-    return program.lower(params, given, key)
+from grpojax.programs.sampler import SamplerConfig
 
 
 def test_a_token_reads_weights_prompts_and_live_blocks():
