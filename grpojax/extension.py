@@ -31,7 +31,7 @@ class Names:
     Attributes:
       commands: of ``grpojax``: a module with ``register`` and ``run``, as `grpojax.cli.main` asks for. The path is that
         of a module.
-      sections: of a recipe: the section's frozen dataclass.
+      sections: of a recipe: the section's frozen dataclass. Only extensions that come with grpojax have one.
       needs: of a variant: what supplies it in a step (`grpojax.run.parts.part.Part`).
       sources: settings, or needs of a variant, that say how samples are drawn: what draws so
         (`grpojax.run.sources`).
@@ -62,7 +62,7 @@ def installed() -> Mapping[str, Names]:
     """The extensions by name: the folders first, then those of other packages.
 
     Raises:
-      UserError: an entry point cannot be imported, or is no `Names`.
+      UserError: an entry point cannot be imported, is no `Names`, or has sections.
     """
     folders = sorted(Path(__file__).with_name("extensions").glob("*/__init__.py"))
     found = {file.parent.name: importlib.import_module(f"{GROUP}.{file.parent.name}").NAMES for file in folders}
@@ -73,6 +73,10 @@ def installed() -> Mapping[str, Names]:
             raise UserError(f"extension {entry.name!r} cannot be imported from {entry.value}: {e}") from None
         if not isinstance(names, Names):
             raise UserError(f"extension {entry.name!r}: {entry.value} is no grpojax.extension.Names")
+        if names.sections:
+            raise UserError(
+                f"extension {entry.name!r} has sections of a recipe, which no recipe would read: remove them"
+            )
         found[entry.name] = names
     return found
 

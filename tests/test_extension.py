@@ -104,7 +104,11 @@ def test_a_package_of_somebody_else_brings_words(strange):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (extension.Names(sections={"twice": "a:b"}), "no extension that is installed brings this"),
+        (extension.Names(commands={"more": "a"}), "no extension that is installed brings this"),
+        (
+            extension.Names(sections={"more": "a:b"}),
+            "extension 'luck' has sections of a recipe, which no recipe would read",
+        ),
         (ImportError("no module"), "extension 'luck' cannot be imported from my_package:NAMES: no module"),
         ({"needs": {}}, "extension 'luck': my_package:NAMES is no grpojax.extension.Names"),
     ],
