@@ -104,10 +104,10 @@ def write(tmp_path):
 
 @pytest.fixture
 def fakes():
-    """Runs that the test opens have plain functions in place of programs (`fake_programs`)."""
-    import fake_programs
+    """Runs that the test opens have a device that makes results up (`fake_device`)."""
+    import fake_device
 
-    with fake_programs.in_place():
+    with fake_device.in_place():
         yield
 
 

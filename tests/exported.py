@@ -7,6 +7,8 @@ from collections import Counter
 import jax
 from jax import export
 
+from grpojax.device import Program
+
 TRITON = "__gpu$xla.gpu.triton"
 # Operations that move numbers, and compute none.
 MOVES = "concatenate convert dynamic_slice dynamic_update_slice gather pad reverse scatter slice sort transpose".split()
@@ -20,7 +22,8 @@ def nvidia():
 
 
 def stablehlo(program, *args):
-    """Of a jitted program for CUDA."""
+    """Of a jitted function, or a `grpojax.device.Program`, for CUDA."""
+    program = program.jitted(*args) if isinstance(program, Program) else program
     kernel = export.DisabledSafetyCheck.custom_call(TRITON)
     with nvidia():
         return export.export(program, platforms=["cuda"], disabled_checks=[kernel])(*args).mlir_module()

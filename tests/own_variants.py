@@ -15,9 +15,9 @@ import dataclasses
 import jax, optax
 import jax.numpy as jnp
 from grpojax import advantages as A, losses as L, variants
+from grpojax.device import Program
 from grpojax.models.weight_table import Weight, zeros
 from grpojax.programs.calls import Call
-from grpojax.programs.compiling import program
 from grpojax.programs.state import Network, init_state
 from grpojax.programs.update import Learns as How
 from grpojax.run.packed_batch import whole
@@ -29,7 +29,7 @@ class Table(Spec):
     tokens: int
 
     def make(self, learning):
-        return {"bias of tokens": program("bias of tokens", lambda params, rows: params["bias"][rows.tokens])}
+        return {"bias of tokens": Program("bias of tokens", lambda params, rows: params["bias"][rows.tokens])}
 
     def learners(self):
         def loss(params, frozen, part):
@@ -37,8 +37,7 @@ class Table(Spec):
             return (given.weights * (said - given.advantages) ** 2).sum(), {}
 
         nothing = lambda params, frozen, rows: ()
-        table = {"bias": Weight((None,), zeros)}
-        return {"mine": How(loss=loss, optimizer=optax.sgd(0.5), read=nothing, table=table)}
+        return {"mine": How(loss=loss, optimizer=optax.sgd(0.5), read=nothing)}
 
 class Learns(LearningPart):  # a number for each token, which learns what samples with it are worth
     role, extra = "mine", {"bias": "P G T"}
@@ -55,9 +54,9 @@ class Learns(LearningPart):  # a number for each token, which learns what sample
         return Table(self.shape.config.vocab_size)
 
     def networks(self):
-        how = self.spec().learners()["mine"]
+        how, table = self.spec().learners()["mine"], {"bias": Weight((None,), zeros)}
         params = {"bias": jax.ShapeDtypeStruct((self.shape.config.vocab_size,), jnp.float32)}
-        return {"mine": Network(params=params, optimizer=how.optimizer, table=how.table)}
+        return {"mine": Network(params=params, optimizer=how.optimizer, table=table)}
 
     def calls(self, longest):
         args = longest.state["mine"].params, longest.packed.rows
@@ -68,11 +67,12 @@ class Learns(LearningPart):  # a number for each token, which learns what sample
             return {}
         network = self.networks()["mine"]
         bias = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), network.params)
-        return {"mine": init_state(bias, network.optimizer, self.shape.mesh, network.table)}
+        return {"mine": init_state(bias, network.optimizer, self.policy.device, network.table)}
 
     def before(self, state, minis):
-        program = self.programs.parts["bias of tokens"]
-        return {"bias": whole(minis, [self.run(program, state["mine"].params, m.packed.rows) for m in minis])}
+        program, device = self.programs.parts["bias of tokens"], self.policy.device
+        made = [device.call(program, state["mine"].params, m.packed.rows) for m in minis]
+        return {"bias": whole(device, minis, made)}
 
 class Another(Learns):
     role = "another"

@@ -134,8 +134,8 @@ def _step(learner, minis, batch, signals):
         tokens=rollout.tokens,
         logps=rollout.logps,
         mask=mask,
-        advantages=whole(minis, [m.packed.per_token.advantages for m in minis]),
-        weights=whole(minis, [m.packed.per_token.weights for m in minis]),
+        advantages=whole(learner.device, minis, [m.packed.per_token.advantages for m in minis]),
+        weights=whole(learner.device, minis, [m.packed.per_token.weights for m in minis]),
         signals=signals,
         norms=[],
     )

@@ -5,7 +5,6 @@ import spies
 from runs import Trainer
 from tiny_run import make_mixture
 
-from grpojax.programs import policy, sampler
 from grpojax.run import recipe as recipes
 from grpojax.run.calls import calls_of
 
@@ -33,37 +32,19 @@ def places(args):
     return found
 
 
-class Seen(list):
-    """Name, arguments and places of each call of a program; `check` compares those of a run."""
-
-    def note(self, program, args, static):
-        self.append((program.__name__, kinds(args), places(args), static))
+ONCE = {"allocate", "optimizer_init", "reference"}  # these are small, or run before the first step: nothing says them
 
 
 def record(monkeypatch):
-    """What every program is called with from now on."""
-    seen = Seen()
+    """Name, arguments and places of each call of a program from now on; `check` compares them."""
+    seen = []
 
-    def around(program, *args, **static):
-        seen.note(program, args, static)
-        return program(*args, **static)
-
-    def sample(program, graph, weights, prompts, key, *args, partial, **static):
-        seen.note(program, (weights, prompts, key) if partial is None else (weights, prompts, key, partial), {})
-        return program(graph, weights, prompts, key, *args, partial=partial, **static)
+    def around(program, call, *args):
+        if program.name not in ONCE:
+            seen.append((program.name, kinds(args), places(args)))
+        return call(*args)
 
     spies.watch(monkeypatch, around)
-    monkeypatch.setattr(sampler, "_sample", spies.Spy(sampler._sample, sample))
-
-    def watched(make):
-        def watched(*given, **how):
-            made = make(*given, **how)
-            return spies.Spy(made, around) if hasattr(made, "lower") else made  # or there is nothing to do
-
-        return watched
-
-    for make in (policy.state.make_reshard, policy.state.make_cast_of_factors):
-        monkeypatch.setattr(policy.state, make.__name__, watched(make))
     return seen
 
 
@@ -79,14 +60,12 @@ def check(seen, recipe, directory, case, devices=2):
     assert trainer.run()
 
     ragged = {n for n in said if n.startswith("ragged ")}  # no sample is shorter here
-    found = {n: (c.program.__name__, kinds(c.args), places(c.args), dict(c.static)) for n, c in said.items()}
+    found = {n: (c.program.name, kinds(c.args), places(c.args)) for n, c in said.items()}
     met = set()
-    for real_name, real_kinds, real_places, static in seen:
-        same = {n for n, (*what, _, _) in found.items() if what == [real_name, real_kinds]} - ragged
+    for real_name, real_kinds, real_places in seen:
+        same = {n for n, (*what, _) in found.items() if what == [real_name, real_kinds]} - ragged
         assert same, (real_name, real_kinds)
         for n in same:
-            *_, planned, given = found[n]
-            assert given == static
-            assert all(None in (r, p) or r == p for r, p in zip(real_places, planned, strict=True)), n
+            assert all(None in (r, p) or r == p for r, p in zip(real_places, found[n][-1], strict=True)), n
         met |= same
     assert met == said.keys() - ragged

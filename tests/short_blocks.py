@@ -5,7 +5,6 @@ import functools
 from unittest import mock
 
 from grpojax.programs import kv_cache, sampler
-from grpojax.programs.compiling import program
 
 
 @contextlib.contextmanager
@@ -17,12 +16,12 @@ def blocks_of(positions):
     sizes = {"SHORTEST": dict.fromkeys(("cpu", "tpu"), positions), "AT_ONCE": max(16, positions)}
     with (
         mock.patch.multiple(kv_cache, **sizes),
-        mock.patch.object(sampler, "_sample", _program_for(positions)),
+        mock.patch.object(sampler, "_program", _programs_for(positions)),
     ):
         yield
 
 
 @functools.cache
-def _program_for(positions):
-    """A program for each size: what was compiled for one is never taken for another, nor compiled twice."""
-    return program("rollout", sampler._rollout, static=("graph", "config", "eos_ids", "compute", "left"))
+def _programs_for(positions):
+    """Programs for each size: what was compiled for one is never taken for another, nor compiled twice."""
+    return functools.cache(sampler._program.__wrapped__)

@@ -20,6 +20,7 @@ LAYERS = [
     [{"advantages"}],
     [{"credit"}, {"allocation"}, {"losses"}],
     [{"variants"}, {"diagnostics"}],
+    [{"sharding", "device"}],
     [{"models"}, {"data"}, {"rewards"}],
     [{"programs"}],
     [{"evaluation"}],
@@ -191,7 +192,7 @@ PURE_MODULES = [m for m in MODULES if m.split(".")[0] in PURE]
 
 
 WITH_EXAMPLES = sorted(m for m, file in MODULES.items() if ">>> " in file.read_text())
-EXTRAS = {"programs.compiling": "google.cloud.storage", "extensions.problems.reasoning_gym": "reasoning_gym"}
+EXTRAS = {"host.compile_cache": "google.cloud.storage", "extensions.problems.reasoning_gym": "reasoning_gym"}
 
 
 @pytest.mark.slow  # hundreds of small programs; what the examples show is tested where it belongs

@@ -10,11 +10,11 @@ from grpojax.cli.targets import model_of
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf
-from grpojax.models.sharding import MeshConfig
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.run import session
+from grpojax.sharding import MeshConfig
 from grpojax.types import Prompts, Rollout
 
 

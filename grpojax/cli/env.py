@@ -49,7 +49,7 @@ def report(recipe: str | None = None, overrides: Sequence[str] = (), *, devices:
       UserError: the recipe cannot be read, or its settings for the mesh are not possible.
     """
     from grpojax.host import settings
-    from grpojax.models.sharding import MeshConfig
+    from grpojax.sharding import MeshConfig
 
     tree = settings.override(settings.read(recipe), overrides)[0] if recipe is not None else {}
     found = {"versions": versions(), "machine": _machine()}
@@ -114,8 +114,8 @@ def _mesh(config: Any) -> dict[str, Any]:
     """The sizes of the axes, or the reason why these devices cannot form such a mesh."""
     import jax
 
+    from grpojax import sharding
     from grpojax.host.errors import UserError
-    from grpojax.models import sharding
 
     try:
         learning, sampling = sharding.disaggregate(config, jax.devices())
@@ -128,11 +128,10 @@ def _cache(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The folder of compiled programs, and its size if it is on this machine."""
     from pathlib import Path
 
-    from grpojax.host import files
-    from grpojax.programs import compiling
+    from grpojax.host import compile_cache, files
 
     run_dir = (tree.get("run") or {}).get("dir")
-    chosen = compiling.cache_folder(tree.get("compile_cache", compiling.AUTO), run_dir)
+    chosen = compile_cache.cache_folder(tree.get("compile_cache", compile_cache.AUTO), run_dir)
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or chosen
     if folder is None or files.in_bucket(folder):
         return {"folder": folder, "bytes": None}

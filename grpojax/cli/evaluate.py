@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.cli import targets
     from grpojax.evaluation import Evaluator, summarize, table, table_of_sets
     from grpojax.host import agreement, files, processes
+    from grpojax.host.compile_cache import keep_compiled
     from grpojax.host.console import log
     from grpojax.models import hf, quantised
-    from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.policy import Policy, model_facts
     from grpojax.records.evaluations import Record
     from grpojax.rewards import Rewards

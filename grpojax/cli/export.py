@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
     from grpojax import extension
     from grpojax.host import agreement, files, processes
+    from grpojax.host.compile_cache import keep_compiled
     from grpojax.models import adapters, hf
-    from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.policy import Policy, model_facts
     from grpojax.run import session
 
@@ -89,8 +89,8 @@ def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     from grpojax.host import files, settings
     from grpojax.models import ModelConfig
     from grpojax.models.hf.folder import read_json
-    from grpojax.models.sharding import MeshConfig
     from grpojax.run.sections import CriticConfig
+    from grpojax.sharding import MeshConfig
 
     for text in overrides:
         key = text.partition("=")[0].strip()

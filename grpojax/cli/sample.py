@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from grpojax import data
     from grpojax.cli.engine import Engine
     from grpojax.host import processes, settings
+    from grpojax.host.compile_cache import keep_compiled
     from grpojax.host.console import log
-    from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.sampler import SamplerConfig
     from grpojax.run import checks
 

@@ -1,7 +1,8 @@
-"""Several processes, each with some of the devices: shared arrays, agreement between them, and work for only one.
+"""Several processes, each with some of the devices: agreement between them, and work for only one.
 
 Every process runs the same program in the same order. Each reads the data and scores its own rows of every batch. Only
-the first writes the run's files. With a single process, all of this does nothing.
+the first writes the run's files. With a single process, all of this does nothing. `grpojax.device` brings arrays to the
+devices of all processes, and back.
 """
 
 import base64
@@ -17,8 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
 
 from grpojax.host import coordination, internals, joining
 from grpojax.host.console import log
@@ -65,21 +64,6 @@ def start() -> None:
 def is_first() -> bool:
     """Whether this is the process that writes the run's files."""
     return jax.process_index() == 0
-
-
-def place(x: Any, sharding: NamedSharding | None):
-    """A host array, the same on every process, on the devices."""
-    if jax.process_count() == 1 or sharding is None:
-        return jax.device_put(x, sharding)
-    x = np.asarray(x)
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
-
-
-def fetch(x: Any) -> np.ndarray:
-    """A whole array of the devices, on every process."""
-    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
-        return multihost_utils.process_allgather(x, tiled=True)
-    return np.asarray(x)
 
 
 def rows(n: int) -> np.ndarray:

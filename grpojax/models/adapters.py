@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from grpojax.device import Program, cut
 from grpojax.host.errors import UserError, require
 from grpojax.models import quantised
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.quantised import Int8, Matrix, Precision
-from grpojax.models.sharding import named
 from grpojax.models.weight_table import (
     DECODER,
     Initialiser,
@@ -298,10 +298,8 @@ def on_base(params: Any, config: AdapterConfig) -> Any:
     return jax.tree_util.tree_map_with_path(place, params)
 
 
-@jax.jit
-def _eight_bits(x: Array) -> Int8:
-    """Quantises one layer after the other: all layers in float32 would take twice the memory of the weights."""
-    return jax.lax.map(lambda w: quantised.quantise(w, -2), x)
+# One layer after the other: all layers in float32 would take twice the memory of the weights.
+_eight_bits = Program("", lambda x: jax.lax.map(lambda w: quantised.quantise(w, -2), x))
 
 
 def joined(base: Any, factors: Mapping[str, Array]) -> Any:
@@ -402,9 +400,9 @@ def merged(params: Any, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
         return (x.merged() if isinstance(x, Adapted) else x).astype(dtype)
 
     def whole(path: Any, x: Any) -> Any:
-        placed = named(mesh, DECODER[leaf_name(path)].axes)
         # One layer after the other: all layers in float32 would take twice the memory of the weights.
-        return jax.jit(lambda x: jax.lax.map(one, x) if is_adapted(x) else one(x), out_shardings=placed)(x)
+        each = (lambda x: jax.lax.map(one, x)) if is_adapted(x) else one
+        return Program("", each, out=cut(mesh, DECODER[leaf_name(path)].axes))(x)
 
     return jax.tree_util.tree_map_with_path(whole, params, is_leaf=is_adapted)
 
@@ -438,8 +436,8 @@ def first(config: AdapterConfig, decoder: DecoderConfig, base: Any, seed: int, m
                 made[name] = jax.lax.map(_column_norms, frozen[name.removesuffix("_magnitude")])
         return made
 
-    placed = None if mesh is None else shardings(shapes, mesh, table=FACTORS)
-    return jax.jit(make, out_shardings=placed)(frozen)
+    placed = None if mesh is None else lambda frozen: shardings(shapes, mesh, table=FACTORS)
+    return Program("", make, out=placed)(frozen)
 
 
 def _column_norms(w: Matrix) -> Array:

@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 
 from grpojax.host.errors import UserError
 from grpojax.models.blocked_attention import blocked
-from grpojax.models.sharding import TRAIN
+from grpojax.sharding import TRAIN
 from grpojax.types import Array
 
 Attend = Callable[..., Array]

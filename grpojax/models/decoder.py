@@ -30,8 +30,8 @@ from grpojax.models.layers import (
     tables_of_layer,
 )
 from grpojax.models.logprobs import mask_unused, token_scores
-from grpojax.models.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
 from grpojax.models.weight_table import DECODER, initial
+from grpojax.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
 from grpojax.types import Array, Rows
 
 Remat = Literal["layer", "matmuls", "none"]

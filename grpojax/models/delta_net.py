@@ -24,8 +24,8 @@ from grpojax.models import attention as att
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DeltaNet, Kind
 from grpojax.models.layers import Layer, rms_norm
-from grpojax.models.sharding import TRAIN, constrain, spec
 from grpojax.models.weight_table import DECODER
+from grpojax.sharding import TRAIN, constrain, spec
 from grpojax.types import Array, Rows
 
 CHUNK = 64  # most tokens that are computed at once, as in the paper; a power of two

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpojax.models.sharding import AXES, TRAIN
+from grpojax.sharding import AXES, TRAIN
 from grpojax.types import Array
 
 LOOP = "expert_rounds"  # the scope of the loop over rounds

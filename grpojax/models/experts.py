@@ -19,8 +19,8 @@ from grpojax.models.adapters import Adapted
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, Experts
 from grpojax.models.layers import Layer, gated
-from grpojax.models.sharding import ROLLOUT, TRAIN, spec
 from grpojax.models.weight_table import DECODER
+from grpojax.sharding import ROLLOUT, TRAIN, spec
 from grpojax.types import Array, Rows
 
 

@@ -15,8 +15,8 @@ from grpojax.models.adapters import Adapted
 from grpojax.models.attention import Logits
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
-from grpojax.models.sharding import ROLLOUT, constrain, gather_weight
 from grpojax.models.weight_table import DECODER, initial, layers_with, present
+from grpojax.sharding import ROLLOUT, constrain, gather_weight
 from grpojax.types import Array
 
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from grpojax.models import sharding
-from grpojax.models.sharding import TRAIN
+from grpojax import sharding
+from grpojax.sharding import TRAIN
 from grpojax.types import Array
 
 _LOGITS_BYTES = 32 * 2**20

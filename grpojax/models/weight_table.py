@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from grpojax.host.errors import UserError
 from grpojax.models import quantised
 from grpojax.models.decoder_config import DecoderConfig, DeltaNet, Experts, Kind
-from grpojax.models.sharding import TRAIN, Rules, check_divides, named
+from grpojax.sharding import TRAIN, Rules, check_divides, named
 from grpojax.types import Array
 
 # (source of keys, shape, size of every logical axis) -> a weight's first values, float32.

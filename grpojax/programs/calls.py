@@ -4,30 +4,28 @@ The code that calls a program also makes the shapes that the program takes. This
 """
 
 import dataclasses
-import functools
-import types
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from grpojax.models import adapters, experts, flops, kv_heads, sharding
+from grpojax import sharding
+from grpojax.device import Program
+from grpojax.models import adapters, experts, flops, kv_heads
 from grpojax.models.weight_table import shardings
-from grpojax.programs import kv_cache, sampler
-from grpojax.programs.compiling import program
+from grpojax.programs import kv_cache
 from grpojax.programs.policy import PolicyShape, on_shards
-from grpojax.programs.sampler import SamplerConfig, no_samples
+from grpojax.programs.sampler import SamplerConfig, no_samples, rollout_program
 from grpojax.programs.state import make_cast_of_factors, make_reshard
-from grpojax.types import Prompts, Rollout
+from grpojax.types import Prompts
 
 
 class Call(NamedTuple):
     """A program and its arguments, with every prompt and completion at its longest.
 
     Attributes:
-      program: the jitted function.
+      program: the program.
       args: shapes in place of arrays.
       own: the arguments that are part of the run's state. They take memory also while the program does not run.
       flops: FLOPs of the program on all chips together; 0 if it multiplies nothing, or if the number is unknown.
@@ -36,11 +34,11 @@ class Call(NamedTuple):
       blocks: number of blocks of a rollout's cache.
       live: average share of these blocks that a decode step reads.
       samples: whether the program runs on the chips that sample.
-      static: keyword arguments for which the program is compiled anew.
+
       ragged: whether its rows are those of a minibatch. Such rows have a second, smaller size for shorter samples.
     """
 
-    program: Any
+    program: Program
     args: tuple[Any, ...]
     own: Any
     flops: float = 0.0
@@ -49,13 +47,13 @@ class Call(NamedTuple):
     blocks: int = 1
     live: float = 1.0
     samples: bool = False
-    static: Mapping[str, Any] = types.MappingProxyType({})
+
     ragged: bool = False
 
 
 def bound(call: Call, device: jax.Device) -> tuple[Any, ...]:
     """The arguments of a call on one device. The run's state and rows are bound to that device
-    (`grpojax.programs.state.bound_like`); scalars of the host are not."""
+    (`grpojax.programs.state.bound`); scalars of the host are not."""
     own, placed = {id(x) for x in jax.tree.leaves(call.own)}, SingleDeviceSharding(device)
 
     def bind(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -113,12 +111,12 @@ def reshard(policy: PolicyShape, params: Any, weights: Literal["compute", "int8"
     """
     if adapters.unmerged(policy.adapter):
         cast, factors = make_cast_of_factors(policy.compute), adapters.factors_of(params)
-        made = {name: abstract(x, factors[name].sharding) for name, x in jax.eval_shape(cast, params).items()}
+        made = {name: abstract(x, factors[name].sharding) for name, x in jax.eval_shape(cast.fn, params).items()}
         return {"reshard": Call(cast, (params,), factors)}, adapters.joined(params, made)
     made = make_reshard(policy.config, policy.compute, weights, adapted=policy.adapter is not None)
-    whole = jax.eval_shape(made, params)
+    whole = params if made is None else jax.eval_shape(made.fn, params)
     whole = jax.tree.map(abstract, whole, shardings(whole, policy.sampling.mesh, sharding.ROLLOUT))
-    return ({"reshard": Call(made, (params,), params)} if hasattr(made, "lower") else {}), whole
+    return ({} if made is None else {"reshard": Call(made, (params,), params)}), whole
 
 
 def rollout(policy: PolicyShape, weights: Any, prompts: Prompts, sampling: SamplerConfig, *, left: int = 0) -> Call:
@@ -135,10 +133,8 @@ def rollout(policy: PolicyShape, weights: Any, prompts: Prompts, sampling: Sampl
     longest = prompts.tokens.shape[1]
     spread, config = on_shards(prompts, sampling, shards)
     rows, tokens = len(spread.lengths), config.max_tokens
-    how: dict[str, Any] = {"config": config, "eos_ids": (0,), "compute": compute}
     args = weights, on_mesh(spread, mesh), random_key(mesh)
     if left:
-        how["left"] = left
         args = *args, on_mesh(no_samples(rows, config.group, tokens), mesh)
     slots = config.decode_slots or config.group
     ring, rounds = kv_cache.ring(tokens, compute), -(-config.group // slots)
@@ -148,7 +144,7 @@ def rollout(policy: PolicyShape, weights: Any, prompts: Prompts, sampling: Sampl
         total += flops.other_experts_flops(policy.config, rows * config.group * (tokens - 1))
     cached = dataclasses.replace(policy.config, num_kv_heads=kv_heads.on_mesh(policy.config, mesh))
     return Call(
-        program("rollout", functools.partial(_sample, policy.graph, **how)),
+        rollout_program(policy.graph, config, eos_ids=(0,), compute=compute, left=left or None),
         args,
         adapters.without_factors(weights) if adapters.unmerged(policy.adapter) else (),
         flops=total,
@@ -158,7 +154,3 @@ def rollout(policy: PolicyShape, weights: Any, prompts: Prompts, sampling: Sampl
         live=ring.mean_live(tokens, rounds),
         samples=True,
     )
-
-
-def _sample(graph: Any, params: Any, prompts: Prompts, key: Any, partial: Rollout | None = None, **how: Any) -> Rollout:
-    return sampler.sample_groups(graph, params, prompts, key, partial=partial, **how)

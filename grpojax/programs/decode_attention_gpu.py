@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.sharding import Mesh
 
 from grpojax.models.attention import capped
-from grpojax.models.sharding import TRAIN, spec
+from grpojax.sharding import TRAIN, spec
 from grpojax.types import Array, Scalar
 
 SHORTEST = 16  # the fewest rows and columns that a tensor core multiplies

@@ -36,7 +36,7 @@ from grpojax.models import kv_heads, quantised
 from grpojax.models.attention import Logits, capped
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.sharding import TRAIN, constrain, spec
+from grpojax.sharding import TRAIN, constrain, spec
 from grpojax.types import Array, Scalar
 
 MOST = 8  # blocks of a ring

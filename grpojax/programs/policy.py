@@ -1,25 +1,26 @@
 """A model on its devices, with its tokenizer and its rollout program. It knows nothing of the run."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 from etils import epath
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh
 
-from grpojax import data
-from grpojax.host import agreement, processes
+from grpojax import data, device, sharding
+from grpojax.device import Device, Program
+from grpojax.host import agreement
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.models import adapters, decoder, hf, sharding
+from grpojax.models import adapters, decoder, hf
 from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import Compute, ModelConfig, compute_of
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.sharding import MeshConfig
-from grpojax.models.weight_table import axes_of, check_mesh
-from grpojax.programs import batch_shards, sampler, state
-from grpojax.programs.sampler import SamplerConfig, unfinished
+from grpojax.models.weight_table import check_mesh, shardings
+from grpojax.programs import batch_shards, state
+from grpojax.programs.sampler import SamplerConfig, rollout_program, unfinished
+from grpojax.sharding import MeshConfig
 from grpojax.types import Prompts, Rollout
 
 
@@ -107,8 +108,9 @@ class Policy:
       params: the weights once `load` has read them. With adapters they are the base
         (`grpojax.models.adapters.on_base`). Code that takes the weights over sets this to None.
       count: number of all devices.
-      mesh, shards, compute: mesh, batch shards and compute settings of the devices that learn.
-      sampling: the devices that sample. They are those that learn, unless ``mesh.rollout`` reserves some.
+      device, shards, compute: the devices that learn, with their number of batch shards and compute settings.
+      sampling_device, sampling: the devices that sample. They are those that learn, unless ``mesh.rollout`` reserves
+        some.
       reshard: turns training weights into the rollout's, on the devices that sample.
     """
 
@@ -138,10 +140,12 @@ class Policy:
         if self.mesh is not None:
             adapters.check_axes(self.adapter, fsdp=self.mesh.shape["fsdp"], expert=self.mesh.shape["expert"])
         self.graph, self.params = decoder.abstract(self.config)[0], None
-        self._reshards: dict[str, Callable[[Any], Any]] = {}
-        self.sampling, self._others = Sampling(self.mesh, self.compute), others
+        self._reshards: dict[str, Program | None] = {}
+        self.device = self.sampling_device = device.Real(self.mesh)
+        self.sampling, self.disaggregated = Sampling(self.mesh, self.compute), bool(others)
         if others:
             self.sampling = _sampling_devices(others, laid_out, self.compute)
+            self.sampling_device = device.Real(self.sampling.mesh, others[0])
 
     def load(self) -> "Policy":
         """Reads the weights; returns the policy."""
@@ -155,14 +159,18 @@ class Policy:
     def reshard(self, params: Any, weights: Literal["compute", "int8"] = "compute") -> Any:
         """Turns training weights into those that `sample` takes: `state.make_reshard`, or `state.make_cast_of_factors`
         with the base as it is."""
+        unmerged = adapters.unmerged(self.adapter)
         if weights not in self._reshards:
-            if adapters.unmerged(self.adapter):
-                made = state.make_cast_of_factors(self.compute)
-            else:
-                made = state.make_reshard(self.config, self.compute, weights, adapted=self.adapter is not None)
-            self._reshards[weights] = _sender(made, self.sampling.mesh, self._others) if self._others else made
-        made = self._reshards[weights](params)
-        return adapters.joined(params, made) if adapters.unmerged(self.adapter) else made
+            self._reshards[weights] = (
+                state.make_cast_of_factors(self.compute)
+                if unmerged
+                else state.make_reshard(self.config, self.compute, weights, adapted=self.adapter is not None)
+            )
+        program = self._reshards[weights]
+        made = params if program is None else self.device.call(program, params)
+        if self.disaggregated:
+            made = _send(made, self.sampling_device)
+        return adapters.joined(params, made) if unmerged else made
 
     def sample(
         self,
@@ -177,34 +185,23 @@ class Policy:
         """Dispatches a rollout of prompts that are on the host. ``params`` come from `reshard`. ``partial`` and
         ``left`` are as in `grpojax.programs.sampler.sample_groups`, with ``partial`` on the host."""
         placed, config = self.laid_out(prompts, config)
-        if partial is not None:
-            split = jax.tree.map(lambda x: x.reshape(-1, config.group, *x.shape[2:]), partial)
-            _check_partial(split, left, self.sampling.shards)
-            partial = self.place(split)
-        how = {"eos_ids": self.eos_ids, "compute": self.sampling.compute, "partial": partial, "left": left}
-        return sampler.sample_groups(self.graph, params, placed, key, config, **how)
+        how = {"eos_ids": self.eos_ids, "compute": self.sampling.compute}
+        if partial is None:
+            return self.sampling_device.call(rollout_program(self.graph, config, **how), params, placed, key)
+        split = jax.tree.map(lambda x: x.reshape(-1, config.group, *x.shape[2:]), partial)
+        _check_partial(split, left, self.sampling.shards)
+        goes_on = rollout_program(self.graph, config, **how, left=left)
+        return self.sampling_device.call(goes_on, params, placed, key, self.sampling_device.put(split))
 
     def laid_out(self, prompts: Prompts, config: SamplerConfig) -> tuple[Prompts, SamplerConfig]:
-        """`on_shards`, with the prompts placed on the devices that sample."""
+        """`on_shards`, with the prompts on the devices that sample."""
         spread, config = on_shards(prompts, config, self.sampling.shards)
-        return self.place(spread), config
-
-    def place(self, tree: Any) -> Any:
-        """Arrays of the host on the devices that sample; shards cut the first axis."""
-        mesh = self.sampling.mesh
-        return jax.tree.map(
-            lambda x: processes.place(x, sharding.named(mesh, ("shard",) + (None,) * (x.ndim - 1))), tree
-        )
+        return self.sampling_device.put(spread), config
 
     def fetch(self, rollout: Rollout, n_prompts: int) -> Rollout:
         """Waits for a rollout and returns it on the host, ``[P, G, ...]``."""
-        return jax.tree.map(lambda x: batch_shards.gather_groups(processes.fetch(x), n_prompts), rollout)
-
-    def wait_on_cpu(self, outputs: Any) -> None:
-        """Waits for ``outputs`` before another program is dispatched, if there are several CPU devices. There, programs
-        in flight at the same time would receive each other's messages."""
-        if jax.default_backend() == "cpu" and (self.mesh or self.sampling.mesh) is not None:
-            jax.block_until_ready(outputs)
+        whole = self.sampling_device.get(rollout)
+        return jax.tree.map(lambda x: batch_shards.gather_groups(x, n_prompts), whole)
 
     @property
     def shape(self) -> PolicyShape:
@@ -216,11 +213,6 @@ class Policy:
             sampling=self.sampling,
             adapter=self.adapter,
         )
-
-    @property
-    def disaggregated(self) -> bool:
-        """Whether some devices are reserved for sampling."""
-        return bool(self._others)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Decodes token ids to texts, without special tokens."""
@@ -244,20 +236,12 @@ def _sampling_devices(devices: Sequence[jax.Device], learning: Mesh, compute: Co
     return Sampling(mesh, dataclasses.replace(compute, mesh=mesh))
 
 
-def _sender(reshard: Callable[[Any], Any], mesh: Mesh | None, devices: Sequence[jax.Device]) -> Callable[[Any], Any]:
-    """A reshard that also sends the weights to the devices that sample. A device's part of a weight has the same shape
-    on both sides, so it is copied as it is."""
-
-    def place(path: Any, x: Any) -> Any:
-        if mesh is None:
-            return SingleDeviceSharding(devices[0])
-        return sharding.named(mesh, axes_of(path, x), sharding.ROLLOUT)
-
-    def send(params: Any) -> Any:
-        whole = reshard(params)
-        return jax.device_put(whole, jax.tree_util.tree_map_with_path(place, whole))
-
-    return send
+def _send(weights: Any, sampling: Device) -> Any:
+    """Sends weights to the devices that sample. A device's part of a weight has the same shape on both sides, so it is
+    copied as it is."""
+    if sampling.mesh is None:
+        return sampling.put(weights)
+    return jax.device_put(weights, shardings(weights, sampling.mesh, sharding.ROLLOUT))
 
 
 def _check_partial(partial: Rollout, left: int, shards: int) -> None:

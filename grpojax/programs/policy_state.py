@@ -48,39 +48,39 @@ def networks(shape: PolicyShape, optimizer: optax.GradientTransformation | None)
 
 
 def start(
-    shape: PolicyShape, params: Any, optimizer: optax.GradientTransformation, *, seed: int, restored: Any = None
+    policy: Policy, params: Any, optimizer: optax.GradientTransformation, *, seed: int, restored: Any = None
 ) -> dict[str, Any]:
     """The policy's state by role.
 
     Args:
-      shape: shape of the policy.
-      params: the weights that `grpojax.programs.policy.Policy.load` read; the state takes them over.
+      policy: the policy.
+      params: the weights that its `grpojax.programs.policy.Policy.load` read; the state takes them over.
       optimizer: the policy's optimiser.
       seed: seed of random factors.
       restored: the `TrainState` of a checkpoint; None in a new run.
     """
-    adapter, mesh = shape.adapter, shape.mesh
-    if adapter is None:
-        return {POLICY: init_state(params, optimizer, mesh) if restored is None else restored}
+    device = policy.device
+    if policy.adapter is None:
+        return {POLICY: init_state(params, optimizer, device) if restored is None else restored}
     if restored is None:
-        factors = first_factors(shape, params, seed)
-        restored = init_state(factors, optimizer, mesh, adapters.FACTORS)
+        factors = first_factors(policy, params, seed)
+        restored = init_state(factors, optimizer, device, adapters.FACTORS)
     return {POLICY: restored, BASE: params}
 
 
-def first_factors(shape: PolicyShape, base: Any, seed: int) -> dict[str, Array]:
+def first_factors(policy: Policy, base: Any, seed: int) -> dict[str, Array]:
     """The factors that a run starts with: random ones, or those of the adapter's folder."""
-    assert shape.adapter is not None
-    if shape.adapter.path is not None:
-        return hf.peft.load(shape.adapter, shape.config, shape.mesh)
-    return adapters.first(shape.adapter, shape.config, base, seed, shape.mesh)
+    assert policy.adapter is not None
+    if policy.adapter.path is not None:
+        return hf.peft.load(policy.adapter, policy.config, policy.device)
+    return adapters.first(policy.adapter, policy.config, base, seed, policy.mesh)
 
 
 def at_start(policy: Policy, seed: int = 0) -> Any:
     """The weights of a loaded policy in the form that its programs take, before any update."""
     if policy.adapter is None:
         return policy.params
-    return adapters.joined(policy.params, first_factors(policy.shape, policy.params, seed))
+    return adapters.joined(policy.params, first_factors(policy, policy.params, seed))
 
 
 def weights(state: Mapping[str, Any]) -> Any:
@@ -108,4 +108,4 @@ def on_base(learns: Learns) -> Learns:
         return learns.read(joined(factors, frozen), frozen, rows)
 
     reads = None if learns.read is None else read
-    return dataclasses.replace(learns, loss=loss, read=reads, table=adapters.FACTORS)
+    return dataclasses.replace(learns, loss=loss, read=reads)

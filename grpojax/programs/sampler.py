@@ -24,6 +24,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from grpojax.device import SHARD, Program, cut
 from grpojax.host.errors import UserError, require
 from grpojax.models import decoder as dec
 from grpojax.models import delta_net, experts, quantised
@@ -41,11 +42,10 @@ from grpojax.models.layers import (
     rope_tables,
     tables_of_layer,
 )
-from grpojax.models.sharding import TRAIN, constrain, spec
 from grpojax.models.weight_table import DECODER, leaf_name
 from grpojax.programs import kv_cache
-from grpojax.programs.compiling import program
 from grpojax.programs.token_sampling import DrawConfig, at_position, draw, keys_of_samples
+from grpojax.sharding import TRAIN, constrain, spec
 from grpojax.types import Array, PerPrompt, Prompts, Rollout, Samples, Scalar, Tokens, pytree
 
 
@@ -120,29 +120,52 @@ def sample_groups(
       >>> rollout.tokens.shape
       (2, 4, 5)
     """
-    if not isinstance(eos_ids, tuple):
-        raise TypeError(f"eos_ids must be a tuple of ints, got {eos_ids!r}")
-    if partial is not None and config.decode_slots not in (0, config.group):
-        raise UserError(f"decode_slots={config.decode_slots}: partial samples need slots of their own; set 0")
-    if partial is not None and config.router_replay:
-        raise UserError(
-            "router_replay=true: partial samples are read again, perhaps by other experts than before; set it to false"
-        )
-    how = {"eos_ids": eos_ids, "compute": compute, "partial": partial, "left": left}
-    return _sample(graph, params, prompts, key, config, **how)
+    if partial is None:
+        return rollout_program(graph, config, eos_ids=eos_ids, compute=compute)(params, prompts, key)
+    goes_on = rollout_program(graph, config, eos_ids=eos_ids, compute=compute, left=left)
+    return goes_on(params, prompts, key, partial)
 
 
-def _rollout(
+def rollout_program(
     graph: nnx.GraphDef,
-    params: nnx.State,
-    prompts: Prompts,
-    key: Array,
     config: SamplerConfig,
     *,
     eos_ids: tuple[int, ...],
     compute: Compute,
+    left: int | None = None,
+) -> Program:
+    """The program of `sample_groups`, with arguments as there: ``(params, prompts, key) -> Rollout``; if ``left`` is
+    given, ``(params, prompts, key, partial) -> Rollout``. Equal arguments give the same program."""
+    if not isinstance(eos_ids, tuple):
+        raise TypeError(f"eos_ids must be a tuple of ints, got {eos_ids!r}")
+    if left is not None and config.decode_slots not in (0, config.group):
+        raise UserError(f"decode_slots={config.decode_slots}: partial samples need slots of their own; set 0")
+    if left is not None and config.router_replay:
+        raise UserError(
+            "router_replay=true: partial samples are read again, perhaps by other experts than before; set it to false"
+        )
+    return _program(graph, config, eos_ids, compute, left)
+
+
+@functools.cache  # a run asks for it at every step
+def _program(
+    graph: nnx.GraphDef, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute, left: int | None
+) -> Program:
+    how = {"graph": graph, "config": config, "eos_ids": eos_ids, "compute": compute, "left": left}
+    return Program("rollout", functools.partial(_rollout, **how), out=cut(compute.mesh, SHARD))
+
+
+def _rollout(
+    params: nnx.State,
+    prompts: Prompts,
+    key: Array,
     partial: Rollout | None = None,
-    left: int = 0,
+    *,
+    graph: nnx.GraphDef,
+    config: SamplerConfig,
+    eos_ids: tuple[int, ...],
+    compute: Compute,
+    left: int | None,
 ) -> Rollout:
     constants, out = prefill(nnx.merge(graph, params), prompts, key, config, eos_ids, compute)
     if partial is None:
@@ -151,9 +174,6 @@ def _rollout(
         constants = dataclasses.replace(constants, left=left)
         state = _going_on(constants, prompts, partial, out)
     return decode(constants, state).out
-
-
-_sample = program("rollout", _rollout, static=("graph", "config", "eos_ids", "compute", "left"))
 
 
 # ----------------------------------------------------------------------------------------- what the loop reads

@@ -4,7 +4,7 @@ One description of a network (`Network`) serves init, restore, sharding and ahea
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -14,13 +14,13 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from grpojax.host import processes
-from grpojax.models import adapters, kv_heads, quantised, sharding
+from grpojax import sharding
+from grpojax.device import WHOLE, Device, Program, Real, places
+from grpojax.models import adapters, kv_heads, quantised
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import DECODER, WeightTable, axes_of, check_mesh, is_matrix, leaf_name, shardings
-from grpojax.programs.compiling import program
 from grpojax.types import Array, TrainState
 
 
@@ -77,34 +77,31 @@ def _abstract(network: Network, mesh: Mesh | None) -> Any:
     )
 
 
-def bound_like(state: Any, params: Any, mesh: Mesh | None) -> Any:
-    """The state bound to the one device of ``params``; on a mesh the state as it is.
+def bound(state: Any, device: Device) -> Any:
+    """The state bound to the one device; on a mesh the state as it is.
 
     Arrays from a checkpoint are bound to their device, and new weights are not. Without this, programs would be
     compiled once for each of the two.
     """
-    return state if mesh is not None else jax.device_put(state, jax.tree.leaves(params)[0].device)
+    return state if device.mesh is not None else device.put(state)
 
 
 def init_state(
-    params: Any, optimizer: optax.GradientTransformation, mesh: Mesh | None = None, table: WeightTable = DECODER
+    params: Any,
+    optimizer: optax.GradientTransformation,
+    device: Device | None = None,
+    table: WeightTable = DECODER,
 ) -> TrainState:
-    """A new state with these weights; takes ``params`` over."""
-    opt_state = jax.eval_shape(optimizer.init, params)
-    placed = None if mesh is None else shardings(opt_state, mesh, table=table)
-    init = program("optimizer_init", optimizer.init, out_shardings=placed)
-    step = processes.place(np.int32(0), sharding.named(mesh, ()))
-    return TrainState(step=step, params=params, opt_state=init(params))
+    """A new state with these weights, which it takes over, on some devices; None is the first of this process."""
+    device = device or Real()
+    if device.mesh is not None:  # most weights lie there already
+        params = jax.device_put(params, shardings(params, device.mesh, table=table))
 
+    def placed(params: Any) -> Any:
+        return shardings(jax.eval_shape(optimizer.init, params), device.mesh, table=table)
 
-def place_rows(tree: Any, mesh: Mesh | None) -> Any:
-    """Places host arrays ``[M, B, ...]`` on the devices, with B cut over the batch axes. On one device they are bound
-    to it, like the state (`bound_like`), so that a program is compiled once."""
-    if mesh is None:
-        return jax.device_put(tree, jax.local_devices()[0])
-    return jax.tree.map(
-        lambda x: processes.place(x, sharding.named(mesh, (None, "shard", *(None,) * (x.ndim - 2)))), tree
-    )
+    init = Program("optimizer_init", optimizer.init, out=None if device.mesh is None else placed)
+    return TrainState(step=device.put(np.int32(0), WHOLE), params=params, opt_state=device.call(init, params))
 
 
 def make_reshard(
@@ -113,11 +110,11 @@ def make_reshard(
     weights: Literal["compute", "int8"] = "compute",
     *,
     adapted: bool = False,
-) -> Callable[[Any], Any]:
+) -> Program | None:
     """Turns training weights into the rollout's: ``params -> params`` in the compute dtype, whole on every fsdp shard.
 
-    It is one jitted program, run once for each rollout; decoding then moves no weight between devices. On one device in
-    float32 there is nothing to do, and the weights are returned as they are.
+    It runs once for each rollout; decoding then moves no weight between devices. On one device in float32 there is
+    nothing to do: None.
 
     With ``weights="int8"`` every matrix becomes a `grpojax.models.quantised.Int8`, also the embeddings and the output
     projection. This happens before the gather, so that the wire carries one byte for each weight. Norms and biases are
@@ -127,7 +124,7 @@ def make_reshard(
     """
     dtype, mesh = jnp.dtype(compute.dtype), compute.mesh
     if mesh is None and dtype == jnp.float32 and weights == "compute" and not adapted:
-        return lambda params: params
+        return None
 
     def merged(w: Any) -> Any:
         return w.merged() if adapters.is_adapted(w) else w
@@ -162,10 +159,13 @@ def make_reshard(
     def reshard(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(place, params, is_leaf=adapters.is_adapted)
 
-    return program("reshard", reshard)
+    def placed(params: Any) -> Any:
+        return shardings(jax.eval_shape(reshard, params), mesh, sharding.ROLLOUT)
+
+    return Program("reshard", reshard, out=None if mesh is None else placed)
 
 
-def make_cast_of_factors(compute: Compute) -> Callable[[Any], dict[str, Array]]:
+def make_cast_of_factors(compute: Compute) -> Program:
     """Makes the factors that a rollout samples with if they are not merged: ``params -> factors`` in the compute dtype.
     The base is sampled with as it is, so that no axis may cut it (`grpojax.models.adapters.check_axes`)."""
     dtype = jnp.dtype(compute.dtype)
@@ -174,17 +174,18 @@ def make_cast_of_factors(compute: Compute) -> Callable[[Any], dict[str, Array]]:
         factors = adapters.factors_of(params)
         return {name: x if adapters.FACTORS[name].exact else x.astype(dtype) for name, x in factors.items()}
 
-    return program("reshard", cast)
+    return Program(
+        "reshard", cast, out=None if compute.mesh is None else lambda params: places(adapters.factors_of(params))
+    )
 
 
-def frozen_copy(params: Any, compute: Compute, *, averaged: bool = False) -> Any:
-    """A copy of a decoder's weights to score with, in the compute dtype. Scores are the same as with the originals.
+def make_frozen_copy(compute: Compute, *, averaged: bool = False) -> Program:
+    """Copies a decoder's weights to score with, in the compute dtype. Scores are the same as with the originals.
 
     A forward casts each weight to that dtype before it reads it, except the last norm and weights that are `exact`.
     These stay in float32 here as well.
 
     Args:
-      params: the weights.
       compute: has the dtype.
       averaged: keep float32, since other weights will be averaged in and 16 bits would lose small changes.
     """
@@ -197,7 +198,7 @@ def frozen_copy(params: Any, compute: Compute, *, averaged: bool = False) -> Any
 
         return jax.tree_util.tree_map_with_path(one, params)
 
-    return program("reference", copy)(params)
+    return Program("reference", copy, out=None if compute.mesh is None else places)
 
 
 def refreshed(reference: Any, params: Any, mix: float) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from grpojax.host.errors import UserError, require
-from grpojax.models.sharding import ROLLOUT, spec
+from grpojax.sharding import ROLLOUT, spec
 from grpojax.types import Array, Prompts, Samples, Scalar
 
 _BLOCK = 128

@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
-from grpojax.models.weight_table import DECODER, WeightTable, shardings
+from grpojax.device import Program, places, quick_options
+from grpojax.models.compute import Compute
 from grpojax.programs import blocks
 from grpojax.programs.packing import Packed
 from grpojax.types import Max, Scalar, TrainState
@@ -42,33 +42,31 @@ class Learns:
       optimizer: the network's own optimiser.
       read: ``(params, frozen, rows) -> Rows.read``, one forward of the prompts that several blocks of rows continue
         (`grpojax.programs.blocks`). None if every micro-batch holds the prompts of its rows.
-      table: table of the network's weights (`grpojax.programs.state.Network`).
     """
 
     loss: Loss
     optimizer: optax.GradientTransformation
     read: ReadPrompts | None = None
-    table: WeightTable = dataclasses.field(default_factory=lambda: DECODER)
+
+
+def update_program(name: str, update: Callable[..., Any], compute: Compute) -> Program:
+    """The program of an update (`make_update`, `make_joint_update`). It takes the state over, which stays where it is
+    on a mesh."""
+    stays = None if compute.mesh is None else lambda state, *given: (places(state), None)
+    return Program(name, update, donate=(0,), out=stays, options=quick_options(compute.platform))
 
 
 def make_update(
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    mesh: Mesh | None = None,
-    *,
-    read: ReadPrompts | None = None,
-    table: WeightTable = DECODER,
+    loss: Loss, optimizer: optax.GradientTransformation, *, read: ReadPrompts | None = None
 ) -> Callable[[TrainState, Any, Any], tuple[TrainState, Metrics]]:
-    """One update: ``(state, frozen, parts) -> (state, metrics)``, to be jitted with the state donated.
+    """One update: ``(state, frozen, parts) -> (state, metrics)``, for `update_program`.
 
     The gradient is the sum of the loss's gradients over the micro-batches, so it does not depend on their number.
 
     Args:
       loss: see the module.
       optimizer: an optax optimiser.
-      mesh: the mesh that the state stays sharded over; None on one device.
       read: as in `Learns`.
-      table: table of the weights (`grpojax.programs.state.Network`).
 
     Returns:
       The function. Every array of ``parts`` has the micro-batches ``M`` as its first axis. The function leaves out
@@ -86,16 +84,16 @@ def make_update(
       >>> state.params.tolist(), metrics["grad_norm"].item()
       ([0.0], 10.0)
     """
-    learns = Learns(loss=loss, optimizer=optimizer, read=read, table=table)
+    learns = Learns(loss=loss, optimizer=optimizer, read=read)
 
     def update(state: TrainState, frozen: Any, parts: Any) -> tuple[TrainState, Metrics]:
-        return _update(learns, state, frozen, parts, mesh)
+        return _update(learns, state, frozen, parts)
 
     return update
 
 
 def make_joint_update(
-    learners: Mapping[str, Learns], mesh: Mesh | None = None
+    learners: Mapping[str, Learns],
 ) -> Callable[[dict[str, TrainState], Mapping[str, Any], Any], tuple[dict[str, TrainState], Metrics]]:
     """One update of several networks in one program: ``(states, frozen, parts) -> (states, metrics)`` by role.
 
@@ -104,7 +102,6 @@ def make_joint_update(
 
     Args:
       learners: how each role learns.
-      mesh: as in `make_update`.
     """
 
     def update(
@@ -115,16 +112,14 @@ def make_joint_update(
         metrics: Metrics = {}
         for n, (role, learns) in enumerate(learners.items()):
             others = {**frozen, **{name: params for name, params in before.items() if name != role}}
-            after[role], own = _update(learns, states[role], others, parts, mesh)
+            after[role], own = _update(learns, states[role], others, parts)
             metrics |= {f"{role}/{name}" if n else name: value for name, value in own.items()}
         return after, metrics
 
     return update
 
 
-def _update(
-    learns: Learns, state: TrainState, frozen: Any, parts: Any, mesh: Mesh | None
-) -> tuple[TrainState, Metrics]:
+def _update(learns: Learns, state: TrainState, frozen: Any, parts: Any) -> tuple[TrainState, Metrics]:
     grads, metrics = _accumulate(learns, state.params, frozen, parts)
     # Without the barrier XLA copies the optimiser's moments into other layouts before the backward pass and keeps both.
     grads, state = jax.lax.optimization_barrier((grads, state))
@@ -141,10 +136,7 @@ def _update(
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(moves, new, old), (params, opt_state), (state.params, state.opt_state)
         )
-    if mesh is not None:
-        params, opt_state = (
-            jax.lax.with_sharding_constraint(x, shardings(x, mesh, table=learns.table)) for x in (params, opt_state)
-        )
+
     return TrainState(step=state.step + moves.astype(jnp.int32), params=params, opt_state=opt_state), metrics
 
 

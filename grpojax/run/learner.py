@@ -5,7 +5,7 @@ These four pass on a list of `PackedBatch`, one for each update of a pass.
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,12 +13,12 @@ import numpy as np
 
 from grpojax import data
 from grpojax import losses as L
+from grpojax.device import ROWS
 from grpojax.host.on_host import on_host
 from grpojax.programs import batch_shards, blocks, policy_state
-from grpojax.programs.compiling import CompileAhead
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
-from grpojax.programs.state import Network, abstract_state, bound_like, place_rows
+from grpojax.programs.state import Network, abstract_state, bound
 from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.method import Method
@@ -40,7 +40,6 @@ class Learner:
       train: passes, minibatches, micro-batches.
       max_prompt_tokens: longest prompt.
       parts: the variant's parts (`grpojax.run.parts`).
-      run: ``run(program, *args)`` calls a program; it may compile some of them ahead.
 
     Attributes:
       state: by role, a `grpojax.types.TrainState` for networks that learn, such as ``policy``, and plain weights for
@@ -60,10 +59,9 @@ class Learner:
         *,
         max_prompt_tokens: int,
         parts: Sequence[Part] = (),
-        run: CompileAhead | None = None,
     ):
         self.policy, self.programs, self.method, self.train = policy, programs, method, train
-        self.parts, self._call = parts, run or CompileAhead()
+        self.parts, self.device = parts, policy.device
         # At most one: `grpojax.run.parts.kinds` refuses more.
         self._second = next((part for part in parts if isinstance(part, LearningPart)), None)
         self._warmup = 0 if self._second is None else self._second.warmup_steps(self._second.config)
@@ -79,7 +77,7 @@ class Learner:
         self.updates = 0
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
         for part in parts:
-            part.open(programs, self._call)
+            part.open(programs)
 
     def work(self, batch: RolloutBatch, lengths: Samples, number: int) -> dict[str, float]:
         """Useful FLOPs of step ``number``, whose updates took ``lengths [P, G]`` tokens of ``batch``
@@ -119,13 +117,13 @@ class Learner:
             self.state |= part.start(params, restored)
         self.state |= restored or {}
         self.state |= policy_state.start(
-            self.policy.shape,
+            self.policy,
             params,
             self.programs.optimizer,
             seed=self.train.seed,
             restored=self.state.get("policy"),
         )
-        self.state = bound_like(self.state, params, self.policy.mesh)
+        self.state = bound(self.state, self.device)
 
     @property
     def weights(self) -> Any:
@@ -181,7 +179,7 @@ class Learner:
             least=self.least,
             gaps=train.skip_zero_advantage,
         )
-        return place_rows(packed, policy.mesh), layout
+        return self.device.put(packed, ROWS), layout
 
     def score(self, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
         """Runs the parts' programs that need no rewards, and scores the samples by the policy before its updates if a
@@ -189,19 +187,19 @@ class Learner:
 
         Returns the signals for the variant: fields of `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
         """
-        programs, signals = self.programs, {}
+        programs, device, signals = self.programs, self.device, {}
         for part in self.parts:
             signals |= part.before(self.state, minis)
         if self._scores_self:
-            own = [self._call(programs.score_policy, self.weights, m.packed.rows) for m in minis]
+            own = [device.call(programs.score_policy, self.weights, m.packed.rows) for m in minis]
             if self._moves:
                 for mini, scores in zip(minis, own, strict=True):
                     mini.set(old_logps=scores.logps)
             if self._compares:
-                signals["behavior_logps"] = whole(minis, [s.logps for s in own])
+                signals["behavior_logps"] = whole(device, minis, [s.logps for s in own])
             if self._needs_entropy:
-                signals["entropy"] = whole(minis, [s.entropy for s in own])
-        if jax.default_backend() == "cpu":
+                signals["entropy"] = whole(device, minis, [s.entropy for s in own])
+        if jax.default_backend() == "cpu":  # scores and rewards would take turns on the same cores
             jax.block_until_ready([m.packed for m in minis])
         return signals
 
@@ -260,14 +258,13 @@ class Learner:
             if self.train.skip_zero_advantage:
                 lengths[mini.places] = weighing.lengths_that_teach(host, lengths[mini.places])
                 mini.packed, mini.layout = self._rows(mini.of(lengths[mini.places]))
-            mini.add(self.policy, host)
+            mini.add(self.device, host)
         return advantages, metrics, lengths
 
     def update(
         self,
         minis: Sequence[PackedBatch],
         number: int,
-        ready: Callable[[Any], None],
         *,
         shares: tuple[float, float] | None = None,
     ) -> list[dict[str, Any]]:
@@ -279,14 +276,13 @@ class Learner:
         Args:
           minis: scored and weighed.
           number: number of the step; random draws of its losses depend on it.
-          ready: called with the state after each update.
           shares: share of the run before this step and after it, if the optimiser's schedules follow it.
         """
         adaptive = self.objective.entropy_target is not None
         frozen = policy_state.frozen(self.state)
         if adaptive:
             frozen["entropy_coef"] = np.float32(self.entropy_coefs["applied"])
-        taken, count = [], self.train.ppo_epochs * len(minis)
+        call, taken, count = self.device.call, [], self.train.ppo_epochs * len(minis)
         second, learns_alone = self._second, self._learns_alone(number)
         for n in range(count):
             mini = minis[n % len(minis)]
@@ -296,29 +292,25 @@ class Learner:
                 frozen["share"] = np.float32(shares[0] + (shares[1] - shares[0]) * n / count)
             given = frozen if second is None else {**frozen, **second.frozen(self.state)}
             if second is not None and learns_alone:
-                self.state[second.role], measured = self._call(
+                self.state[second.role], measured = call(
                     self.programs.update_without_policy[second.role], self.state[second.role], given, mini.packed
                 )
                 taken.append({f"{second.role}/{name}": value for name, value in measured.items()})
-                ready(self.state)
                 continue
             if self.objective.needs_covariance_mask:  # by the policy before this update
-                logps = self._call(self.programs.score, self.weights, mini.packed.rows).logps
+                logps = call(self.programs.score, self.weights, mini.packed.rows).logps
                 mini.set(covariance_mask=None)
-                places = place_rows(mini.layout.index, self.policy.mesh)
+                places = self.device.put(mini.layout.index, ROWS)
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.train.seed), number), n)
-                mini.set(covariance_mask=self.programs.covariance_mask(key, logps, mini.packed, places))
+                mini.set(covariance_mask=call(self.programs.covariance_mask, key, logps, mini.packed, places))
             if second is None:
-                self.state["policy"], metrics = self._call(
-                    self.programs.update, self.state["policy"], given, mini.packed
-                )
+                self.state["policy"], metrics = call(self.programs.update, self.state["policy"], given, mini.packed)
             else:  # each learns from the other as it was before this update
                 both = {role: self.state[role] for role in ("policy", second.role)}
-                both, metrics = self._call(self.programs.update, both, given, mini.packed)
+                both, metrics = call(self.programs.update, both, given, mini.packed)
                 self.state |= both
             taken.append(metrics)
             self.updates += 1
-            ready(self.state)
         return taken
 
     def end_step(self, number: int) -> None:

@@ -272,17 +272,27 @@ class Loop:
 
     def wait(self) -> None:
         """Waits until the updates in flight are over."""
-        self._pending = [_over(updates) for updates in self._pending]
+        self._pending = [self._over(updates) for updates in self._pending]
 
     def finish(self, ahead: int = 0) -> None:
         """Waits for the updates in flight and records their steps, but for those of the newest ``ahead`` steps."""
         try:
             while len(self._pending) > ahead:
-                self._record(_over(self._pending.pop(0)))
+                self._record(self._over(self._pending.pop(0)))
         except UserError:
             with contextlib.suppress(UserError):  # the run ends with this step; the steps after it are recorded too
                 self.finish()
             raise
+
+    def _over(self, updates: Updates) -> Updates:
+        """Waits until the updates are over, and returns them with their metrics on the host."""
+        if updates.over is not None:
+            return updates
+        asked = time.perf_counter()
+        values = self.task.policy.device.get(updates.metrics)
+        over = time.perf_counter()
+        waited = None if updates.waited is None else updates.waited + over - asked
+        return dataclasses.replace(updates, metrics=values, over=over, waited=waited)
 
     def _record(self, updates: Updates) -> None:
         """Records a step whose updates are over. The next one may be on the device by now, so that nothing here may ask
@@ -343,14 +353,3 @@ class Loop:
         if (values := self.task.test(self.done)) is not None:
             self.metrics.write(self.done, values)
             self._tested = True
-
-
-def _over(updates: Updates) -> Updates:
-    """Waits until the updates are over, and returns them with their metrics on the host."""
-    if updates.over is not None:
-        return updates
-    asked = time.perf_counter()
-    values = jax.device_get(updates.metrics)
-    over = time.perf_counter()
-    waited = None if updates.waited is None else updates.waited + over - asked
-    return dataclasses.replace(updates, metrics=values, over=over, waited=waited)

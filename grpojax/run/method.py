@@ -11,6 +11,7 @@ import numpy as np
 from grpojax import extension, variants
 from grpojax import losses as L
 from grpojax.advantages import Signals, text_of
+from grpojax.device import Program
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
@@ -358,7 +359,7 @@ def learns_from_equals(variant: variants.Variant, rollout: RolloutConfig) -> boo
     # From failed to passed: a variant may treat either specially. Means of these values are exact.
     rewards = np.repeat(np.array([0.0, 1.0, 0.25], np.float32)[:prompts, None], rollout.group, 1)
     signals = _made_up(variant, rewards.shape)
-    advantage = jax.jit(variant.advantage)  # one program instead of one for each of its operations
+    advantage = Program("", variant.advantage)  # one program instead of one for each of its operations
     return any(bool(np.any(np.asarray(advantage(x, signals)) != 0)) for x in (rewards, 1 - rewards))
 
 

@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpojax.host import processes
+from grpojax.device import ROWS, Device
 from grpojax.models.experts import choice_dtype
 from grpojax.programs import batch_shards, blocks, calls, packing
 from grpojax.programs.packing import Layout, Packed
-from grpojax.programs.policy import Policy, PolicyShape
-from grpojax.programs.state import place_rows
+from grpojax.programs.policy import PolicyShape
 from grpojax.run import parts
 from grpojax.run.recipe import Config
 from grpojax.types import PerToken, Tokens, TrainBatch
@@ -36,10 +35,10 @@ class PackedBatch:
     layout: Layout
     live: bool = True
 
-    def add(self, policy: Policy, host: Mapping[str, Tokens]) -> None:
+    def add(self, device: Device, host: Mapping[str, Tokens]) -> None:
         """Copies arrays ``[p, G, T]`` of the host into the rows."""
         rows = {name: self.layout.pack(np.asarray(x)) for name, x in host.items()}
-        self.set(**place_rows(rows, policy.mesh))
+        self.set(**device.put(rows, ROWS))
 
     def of(self, lengths: np.ndarray) -> TrainBatch:
         """Its samples with other lengths, ``[p, G]``."""
@@ -51,9 +50,9 @@ class PackedBatch:
         self.packed = dataclasses.replace(self.packed, per_token=per_token)
 
 
-def whole(minis: Sequence[PackedBatch], rows: Sequence[Any]) -> Tokens:
+def whole(device: Device, minis: Sequence[PackedBatch], rows: Sequence[Any]) -> Tokens:
     """Rows of every minibatch back to ``[P, G, T]`` on the host."""
-    unpacked = [m.layout.unpack(processes.fetch(x)) for m, x in zip(minis, rows, strict=True)]
+    unpacked = [m.layout.unpack(device.get(x)) for m, x in zip(minis, rows, strict=True)]
     whole = [batch_shards.gather_groups(x, len(m.places)) for m, x in zip(minis, unpacked, strict=True)]
     return np.concatenate(whole)[np.argsort(np.concatenate([m.places for m in minis]))]
 

@@ -12,18 +12,16 @@ from typing import Any
 import optax
 
 from grpojax import losses as L
+from grpojax.device import ROWS, Program, cut, quick_options
 from grpojax.host.errors import UserError
 from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import Compute
 from grpojax.programs import policy_state, policy_update
-from grpojax.programs.compiling import program, quick_options
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import PolicyShape
-from grpojax.programs.update import Learns, make_joint_update, make_update
+from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
 from grpojax.run import parts
 from grpojax.run.recipe import Config
-
-Function = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +32,8 @@ class Spec:
     so everything that a program depends on must be a field, or be in the `Learning`.
     """
 
-    def make(self, learning: "Learning") -> Mapping[str, Function]:
-        """The programs that the part adds, jitted, by name (`grpojax.programs.compiling.program`).
+    def make(self, learning: "Learning") -> Mapping[str, Program]:
+        """The programs that the part adds, by name.
 
         Args:
           learning: of the run.
@@ -97,12 +95,12 @@ class Programs:
     """
 
     optimizer: optax.GradientTransformation
-    update: Function
-    score: Function
-    score_policy: Function
-    covariance_mask: Function
-    update_without_policy: Mapping[str, Function] = dataclasses.field(default_factory=dict)
-    parts: Mapping[str, Function] = dataclasses.field(default_factory=dict)
+    update: Program
+    score: Program
+    score_policy: Program
+    covariance_mask: Program
+    update_without_policy: Mapping[str, Program] = dataclasses.field(default_factory=dict)
+    parts: Mapping[str, Program] = dataclasses.field(default_factory=dict)
 
 
 def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ()) -> Learning:
@@ -146,7 +144,6 @@ def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ())
 def make_programs(learning: Learning) -> Programs:
     """The programs of a run."""
     graph, compute, objective = learning.graph, learning.compute, learning.objective
-    options = quick_options(compute.platform)
     scores = functools.partial(score_program, compute=compute, temperature=learning.temperature)
     how = {"temperature": learning.temperature, "entropy": True, "balance_coef": learning.balance_coef}
     loss = policy_update.policy_objective(graph, objective, compute, **how)
@@ -154,37 +151,36 @@ def make_programs(learning: Learning) -> Programs:
     policy = Learns(loss=loss, optimizer=optimizer, read=policy_update.reader(graph, compute))
     if learning.adapter is not None:
         policy = policy_state.on_base(policy)
-    others, added = dict[str, Learns](), dict[str, Function]()
+    others, added = dict[str, Learns](), dict[str, Program]()
     for part in learning.parts:
         others |= part.learners()
         made = part.make(learning)
         if twice := added.keys() & made.keys():
             raise UserError(f"two parts of the variant bring a program {min(twice)!r}: give one of them another name")
         added |= made
-    update = make_joint_update({"policy": policy, **others}, compute.mesh) if others else update_of(policy, compute)
-    score = scores("score", graph)
+    score, mask = scores("score", graph), policy_update.make_covariance_mask(objective)
+    update = make_joint_update({"policy": policy, **others}) if others else update_of(policy)
     return Programs(
         optimizer=optimizer,
-        update=program("update", update, donate=[0], options=options),
+        update=update_program("update", update, compute),
         score=score,
         score_policy=scores("score with entropy", graph, entropy=True) if learning.entropy else score,
-        covariance_mask=program("covariance mask", policy_update.make_covariance_mask(objective)),
+        covariance_mask=Program("covariance mask", mask, out=cut(compute.mesh, ROWS)),
         update_without_policy={
-            role: program(f"{role} update", update_of(learns, compute), donate=[0], options=options)
-            for role, learns in others.items()
+            role: update_program(f"{role} update", update_of(learns), compute) for role, learns in others.items()
         },
         parts=added,
     )
 
 
-def update_of(learns: Learns, compute: Compute) -> Function:
-    """The update of one network, not jitted."""
-    return make_update(learns.loss, learns.optimizer, compute.mesh, read=learns.read, table=learns.table)
+def update_of(learns: Learns) -> Callable[..., Any]:
+    """The update of one network (`grpojax.programs.update.make_update`)."""
+    return make_update(learns.loss, learns.optimizer, read=learns.read)
 
 
 def score_program(
     name: str, graph: Any, *, compute: Compute, temperature: float = 1.0, entropy: bool = False
-) -> Function:
+) -> Program:
     """``(params, rows) -> Scores`` of a decoder; arguments as of `grpojax.programs.policy_update.make_score`."""
     score = policy_update.make_score(graph, compute, temperature=temperature, entropy=entropy)
-    return program(name, score, options=quick_options(compute.platform))
+    return Program(name, score, out=cut(compute.mesh, ROWS), options=quick_options(compute.platform))

@@ -12,13 +12,13 @@ from grpojax.evaluation import EvaluateConfig, judge_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.models.compute import ModelConfig
-from grpojax.models.sharding import MeshConfig
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.metrics import TrackingConfig
 from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run import exclusions, method
 from grpojax.run.profiling import ProfileConfig
 from grpojax.run.sections import CriticConfig, FilterConfig, RolloutConfig, RunConfig, TrainConfig
+from grpojax.sharding import MeshConfig
 
 if TYPE_CHECKING:
     EnvironmentConfig = Any

@@ -12,12 +12,13 @@ from typing import Any, Protocol
 import jax
 from etils import epath
 
+from grpojax.device import compiling
 from grpojax.host import agreement, coordination, files, peers, preemption, processes, settings, watchdog
+from grpojax.host.compile_cache import keep_compiled
 from grpojax.host.console import log
 from grpojax.host.errors import PassingError, UserError
 from grpojax.models import adapters
 from grpojax.programs import policy_state
-from grpojax.programs.compiling import compiling, keep_compiled
 from grpojax.programs.policy import Policy, model_facts, weights_digest
 from grpojax.programs.state import abstract_state
 from grpojax.records import metrics

@@ -15,12 +15,12 @@ import jax
 import numpy as np
 
 from grpojax import data, evaluation, variants
+from grpojax.device import Program
 from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import hf
-from grpojax.programs.calls import bound
-from grpojax.programs.compiling import CompileAhead
+from grpojax.programs.calls import Call, bound
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
@@ -175,8 +175,8 @@ class Trainer(Task):
         checks.warm_up(config.optimizer, learning.updates)
         programs = make_programs(learning)
         # Not earlier: from here on nothing is refused, and a process that ends would wait for a compilation.
-        compiles = CompileAhead(_called_first(config, shape, programs, longest))
-        held.callback(compiles.close)
+        self.policy.device.compile_ahead(_called_first(config, shape, programs, longest))
+        held.callback(self.policy.device.close)
         self.learner = Learner(
             self.policy,
             programs,
@@ -184,7 +184,6 @@ class Trainer(Task):
             config.train,
             max_prompt_tokens=longest,
             parts=self.parts,
-            run=compiles,
         )
         restored = self.loop.restore(held, self.learner.abstract(), best=self.held_out.best)
         if restored is not None:
@@ -249,7 +248,7 @@ class Trainer(Task):
         rows = self._rows(number, batch, advantages, signals)
         clock.lap(None)
         # From here to the end of the step nothing waits for the device.
-        metrics = learner.update(packed, number, self.policy.wait_on_cpu, shares=shares)
+        metrics = learner.update(packed, number, shares=shares)
         clock.lap("update")
         learner.end_step(number)
         if rows is not None:
@@ -376,15 +375,20 @@ def _longest_prompt(config: Config, problems: data.Problems) -> int:
 
 def _called_first(
     config: Config, policy: PolicyShape, programs: Programs, longest_prompt: int
-) -> list[tuple[Any, tuple[Any, ...]]]:
+) -> list[tuple[Program, tuple[Any, ...], str]]:
     """The programs that read the rows of an update, with this run's shapes: scores first, then updates.
 
-    The smaller of the two sizes of rows comes first, since samples are rarely all at their longest.
+    If rows have two sizes, the smaller one comes first, since samples are rarely all at their longest.
     """
     sized = dataclasses.replace(config, data=dataclasses.replace(config.data, max_prompt_tokens=longest_prompt))
     every = calls_of(sized, policy, programs=programs).calls
-    names = [name for name, call in every.items() if call.ragged and hasattr(call.program, "lower")]
+    names = [name for name, call in every.items() if call.ragged]
     names.sort(key=lambda name: ("update" in name, not name.startswith("ragged")))
-    if policy.mesh is not None:
-        return [(every[name].program, every[name].args) for name in names]
-    return [(every[name].program, bound(every[name], jax.local_devices()[0])) for name in names]
+    def note(name: str) -> str:
+        longest = " for the longest samples" if f"ragged {name}" in every else ""
+        return " for shorter samples" if name.startswith("ragged ") else longest
+
+    def args(call: Call) -> tuple[Any, ...]:
+        return call.args if policy.mesh is not None else bound(call, jax.local_devices()[0])
+
+    return [(every[name].program, args(every[name]), note(name)) for name in names]

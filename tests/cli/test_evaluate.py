@@ -7,7 +7,7 @@ import logging
 import re
 import shutil
 
-import fake_programs
+import fake_device
 import numpy as np
 import pytest
 from refusals import RECIPE, check_said
@@ -241,7 +241,7 @@ def overrides_of(recipe):
 def trained(recipe, tmp_path_factory):
     """A run of four steps that evaluates two samples a problem; its reward is a function and nothing judges."""
     directory = tmp_path_factory.mktemp("runs") / "run"
-    with fake_programs.in_place():
+    with fake_device.in_place():
         trainer = Trainer(config.load(recipe, [f"run.dir={directory}", *overrides_of(recipe)]))
         assert trainer.run()
         trainer.report()

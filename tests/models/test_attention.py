@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpojax import sharding
 from grpojax.host.errors import UserError
 from grpojax.models import attention as att
-from grpojax.models import blocked_attention, sharding
+from grpojax.models import blocked_attention
 
 
 def ragged(*, b=1, k=1, r=2, s=5, l=0, heads=2, kv_heads=1, dim=8, dtype=jnp.float32, seed=0):

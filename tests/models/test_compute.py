@@ -4,7 +4,7 @@ import pytest
 
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, ModelConfig, compute_of
-from grpojax.models.sharding import MeshConfig, make_mesh
+from grpojax.sharding import MeshConfig, make_mesh
 
 
 def test_a_section_says_all_of_how_a_model_runs():

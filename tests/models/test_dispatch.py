@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax.models import dispatch, experts, sharding
+from grpojax import sharding
+from grpojax.models import dispatch, experts
 from grpojax.models.decoder_config import Experts
 
 SIZES = Experts(count=8, chosen=3, size=7)

@@ -9,9 +9,12 @@ import pytest
 import tiny_hf
 from flax import nnx
 from plain_decoder import FAMILIES, MIXTURE, plain_mixture, ragged_batch, random_decoder, some_prompts
+from rollout_weights import for_rollouts
 
+from grpojax import sharding
+from grpojax.device import Real
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, decoder, experts, hf, quantised, score, sharding
+from grpojax.models import Compute, decoder, experts, hf, quantised, score
 from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
 from grpojax.programs import blocks, packing, policy_update, state
@@ -81,7 +84,7 @@ def test_in_sixteen_bits_the_router_stays_in_float32():
     for made in (
         state.make_reshard(SHARED, half)(params),
         state.make_reshard(SHARED, half, "int8")(params),
-        state.frozen_copy(params, half),
+        state.make_frozen_copy(half)(params),
     ):
         for name in ("router", "shared_router"):
             np.testing.assert_array_equal(made["layers"][name][...], params["layers"][name][...])
@@ -130,7 +133,7 @@ def test_a_checkpoint_of_one_mesh_opens_on_another(tmp_path):
     tx, saved = make_optimizer(OptimizerConfig(), 10), []
     for n, mesh in enumerate(meshes):
         params = jax.device_put(params, shardings(params, mesh))
-        kept = state.init_state(params, tx, mesh)
+        kept = state.init_state(params, tx, Real(mesh))
         checkpoints = Checkpoints(tmp_path / str(n))
         checkpoints.save(1, {"policy": kept}, {"step": 1})
         checkpoints.wait()
@@ -286,7 +289,7 @@ def test_the_sampler_keeps_the_choices_that_the_trainer_makes(mesh):
     graph, params = random_decoder(MIXTURE)
     compute = Compute(mesh=None if mesh is None else sharding.make_mesh(mesh))
     placed = params if mesh is None else jax.device_put(params, shardings(params, compute.mesh))
-    weights = state.make_reshard(MIXTURE, compute, "compute")(placed)
+    weights = for_rollouts(placed, MIXTURE, compute)
     out = drawn((graph, weights), dataclasses.replace(CONFIG, router_replay=True), compute=compute)
     zeros = np.zeros(out.logps.shape, np.float32)
     batch = TrainBatch(prompts=some_prompts(8), tokens=out.tokens, lengths=out.lengths,
@@ -324,10 +327,10 @@ def test_log_probs_of_the_sampler_equal_the_trainers(config):
 )
 def test_draws_do_not_depend_on_the_mesh(mesh, how, weights):
     graph, params = random_decoder(EIGHT)
-    want = drawn((graph, state.make_reshard(EIGHT, Compute(), weights)(params)), CONFIG)
+    want = drawn((graph, for_rollouts(params, EIGHT, Compute(), weights)), CONFIG)
     compute = Compute(mesh=sharding.make_mesh(mesh), experts=how)
     placed = jax.device_put(params, shardings(params, compute.mesh))
-    got = drawn((graph, state.make_reshard(EIGHT, compute, weights)(placed)), CONFIG, compute=compute)
+    got = drawn((graph, for_rollouts(placed, EIGHT, compute, weights)), CONFIG, compute=compute)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logps, want.logps, atol=2e-5)
 

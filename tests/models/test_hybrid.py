@@ -11,10 +11,11 @@ import tiny_hf
 from flax import nnx
 from hf_compare import assert_same_torch, our_logps, their, their_logps
 from plain_decoder import BASE, FAMILIES, ragged_batch, random_decoder, some_prompts
+from rollout_weights import for_rollouts
 
-from grpojax import models
+from grpojax import models, sharding
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, flops, score, sharding
+from grpojax.models import Compute, flops, score
 from grpojax.models import decoder as dec
 from grpojax.models.weight_table import shardings
 from grpojax.programs import packing, state
@@ -116,7 +117,7 @@ def test_draws_do_not_depend_on_the_mesh(weights):
     def drawn(params, compute):
         config = SamplerConfig(group=3, max_tokens=9, decode_slots=2)
         how = {"eos_ids": tuple(range(6)), "compute": compute}
-        params = state.make_reshard(HYBRID, compute, weights)(params)
+        params = for_rollouts(params, HYBRID, compute, weights)
         return jax.tree.map(np.asarray, sample_groups(graph, params, some_prompts(8), jax.random.key(0), config, **how))
 
     want, got = drawn(params, Compute()), drawn(jax.device_put(params, shardings(params, mesh)), Compute(mesh=mesh))

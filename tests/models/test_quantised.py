@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from plain_decoder import BASE, FAMILIES, random_decoder
 
-from grpojax.models import Compute, quantised, sharding
+from grpojax import sharding
+from grpojax.models import Compute, quantised
 from grpojax.models.quantised import Int8
 from grpojax.models.weight_table import axes_of, is_matrix, shardings
 from grpojax.programs import state

@@ -14,7 +14,6 @@ from plain_decoder import FAMILIES
 from grpojax import models
 from grpojax.host.errors import UserError
 from grpojax.models import Decoder, decoder
-from grpojax.models.sharding import MeshConfig, make_mesh, named
 from grpojax.models.weight_table import (
     DECODER,
     Weight,
@@ -29,6 +28,7 @@ from grpojax.models.weight_table import (
     sizes,
     zeros,
 )  # fmt: skip
+from grpojax.sharding import MeshConfig, make_mesh, named
 
 JOINED = {**DECODER, "value_head": Weight(("embed",), zeros)}
 

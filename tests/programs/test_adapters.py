@@ -10,15 +10,16 @@ import optax
 import pytest
 from plain_decoder import BASE, FAMILIES, MIXTURE, learning_batch, random_decoder, some_prompts
 
-from grpojax import losses
+from grpojax import losses, sharding
+from grpojax.device import ROWS, Real
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, adapters, score, sharding
+from grpojax.models import Compute, adapters, score
 from grpojax.models.adapters import AdapterConfig
 from grpojax.models.weight_table import DECODER, shardings
 from grpojax.programs import packing, policy_state, policy_update, state
 from grpojax.programs.optimizer import decayed
 from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.programs.update import Learns, make_update
+from grpojax.programs.update import Learns, make_update, update_program
 from grpojax.types import PerToken, TrainBatch
 
 CONFIG = dataclasses.replace(
@@ -45,7 +46,7 @@ def mesh_of(sizes):
 
 def packed_on(mesh, seed=0):
     packed, _ = packing.pack(learning_batch(seed), shards=sharding.shards(mesh))
-    return state.place_rows(packed, mesh)
+    return Real(mesh).put(packed, ROWS)
 
 
 def rows():
@@ -173,8 +174,8 @@ def test_full_rank_and_orthogonal_a_take_the_step_of_the_dense_weight(of):
     factors = {name: jnp.broadcast_to(q, x.shape) if name.endswith("_a") else x for name, x in factors.items()}
     packed, rate = packed_on(None), 0.3
     learns = policy_state.on_base(Learns(loss=loss_of(graph), optimizer=optax.sgd(rate / config.scale**2)))
-    update = jax.jit(make_update(learns.loss, learns.optimizer, table=learns.table))
-    after, _ = update(state.init_state(factors, learns.optimizer, table=learns.table), {"base": base}, packed)
+    update = jax.jit(make_update(learns.loss, learns.optimizer))
+    after, _ = update(state.init_state(factors, learns.optimizer, table=adapters.FACTORS), {"base": base}, packed)
     merged = adapters.merged(adapters.joined(base, after.params), "float32")
 
     def of_layers(path, g):  # what has factors
@@ -196,7 +197,7 @@ def test_an_update_makes_no_gradient_of_a_dense_weight():
     sizes = [x.shape[-2:] for x in jax.tree.leaves(random_decoder(decoder)[1]) if x.ndim > 1 and x.shape[-2] > 2]
 
     def made(loss, params, frozen, table):
-        update = jax.jit(make_update(loss, optax.sgd(0.1), table=table))
+        update = jax.jit(make_update(loss, optax.sgd(0.1)))
         given = state.init_state(params, optax.sgd(0.1), table=table)
         text = update.lower(given, frozen, packed_on(None)).compile().as_text()
         return {tuple(map(int, x.split(","))) for x in re.findall(r"= f32\[([\d,]+)\]\S* (?:dot|custom-call)\(", text)}
@@ -205,7 +206,7 @@ def test_an_update_makes_no_gradient_of_a_dense_weight():
     factors = adapters.first(LORA, decoder, base, 0, None)
     either = {*sizes, *(s[::-1] for s in sizes)}
     assert made(loss_of(graph), random_decoder(decoder)[1], None, DECODER) & either
-    assert not made(learns.loss, factors, {"base": base}, learns.table) & either
+    assert not made(learns.loss, factors, {"base": base}, adapters.FACTORS) & either
 
 
 def learned(config, sizes, updates=2, decoder=CONFIG):
@@ -215,8 +216,8 @@ def learned(config, sizes, updates=2, decoder=CONFIG):
     factors = adapters.first(config, decoder, base, 5, mesh)
     optimizer = optax.adam(0.02)
     learns = policy_state.on_base(Learns(loss=loss_of(graph, compute), optimizer=optimizer))
-    update = jax.jit(make_update(learns.loss, optimizer, mesh, table=learns.table), donate_argnums=0)
-    made, metrics = state.init_state(factors, optimizer, mesh, learns.table), {}
+    update = update_program("update", make_update(learns.loss, optimizer), compute)
+    made, metrics = state.init_state(factors, optimizer, Real(mesh), adapters.FACTORS), {}
     for i in range(updates):
         made, metrics = update(made, {"base": base}, packed_on(mesh, i))
     reshard = state.make_reshard(decoder, compute, adapted=True)

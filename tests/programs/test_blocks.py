@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from oracles import close
 from programs_examples import L_PROMPT, check_gather, example
 
+from grpojax import sharding
+from grpojax.device import ROWS, Real
 from grpojax.host.errors import UserError
-from grpojax.models import sharding
 from grpojax.programs import blocks, packing
-from grpojax.programs.state import place_rows
 from grpojax.types import PerToken
 
 # P, G, T, shards, micro-batches, least; in the last but one a micro-batch holds a part of a group.
@@ -217,7 +217,7 @@ def test_on_a_mesh_others_lie_as_they_will(gather):
     mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=3), jax.devices()[:3])
     batches = [example(np.full((12, 8), length), 11) for length in (11, 1)]
     known = blocks.sizes_of(batches[0], shards=3, microbatches=1, least=1)
-    packed = [place_rows(blocks.pack(batch, shards=3, gather=gather)[0], mesh) for batch in batches]
+    packed = [Real(mesh).put(blocks.pack(batch, shards=3, gather=gather)[0], ROWS) for batch in batches]
     assert packed[0].rows.live is None and packed[1].rows.live is not None
     for one, other in (packed, packed[::-1]):
         (got,) = blocks.others(known, 8 if gather else 0, ({"w": 1.0}, one))

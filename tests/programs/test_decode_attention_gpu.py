@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax.models import Compute, sharding
+from grpojax import sharding
+from grpojax.models import Compute
 from grpojax.models.attention import Logits
 from grpojax.programs import kv_cache
 from grpojax.programs.kv_cache import Ring, Seen

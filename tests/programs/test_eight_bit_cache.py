@@ -12,8 +12,9 @@ from plain_decoder import BASE, plain_states, random_decoder, whole_sequences
 from short_blocks import blocks_of
 from tpu_cache import second_of_two
 
+from grpojax import sharding
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, flops, sharding
+from grpojax.models import Compute, flops
 from grpojax.models.quantised import Int8, stored
 from grpojax.models.weight_table import shardings
 from grpojax.programs import kv_cache, state

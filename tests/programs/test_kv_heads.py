@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from plain_decoder import BASE, ragged_batch, random_decoder
+from rollout_weights import for_rollouts
 
-from grpojax.models import Compute, kv_heads, score, sharding
+from grpojax import sharding
+from grpojax.device import ROWS, Real
+from grpojax.models import Compute, kv_heads, score
 from grpojax.models.weight_table import check_mesh, shardings
-from grpojax.programs import packing, state
+from grpojax.programs import packing
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, num_heads=8, num_kv_heads=2, head_dim=4, num_layers=2)
@@ -42,7 +45,7 @@ def test_scores_and_gradients_are_those_of_one_device(tensor):
 
     def of(params, mesh):
         packed, layout = packing.pack(batch, shards=sharding.shards(mesh))
-        rows = jax.tree.map(lambda x: x[0], state.place_rows(packed.rows, mesh))
+        rows = jax.tree.map(lambda x: x[0], Real(mesh).put(packed.rows, ROWS))
         weight = jnp.asarray(packed.rows.segments[0] > 0, jnp.float32)
 
         def total(params):
@@ -72,9 +75,9 @@ def test_samples_are_those_of_one_device(tensor, weights):
 
         return jax.jit(run)
 
-    whole = state.make_reshard(CONFIG, Compute(), weights)(params)
+    whole = for_rollouts(params, CONFIG, Compute(), weights)
     want = program(Compute())(whole, jax.random.key(0))
-    own = state.make_reshard(CONFIG, Compute(mesh=mesh), weights)(placed)
+    own = for_rollouts(placed, CONFIG, Compute(mesh=mesh), weights)
     got = program(Compute(mesh=mesh))(own, jax.random.key(0))
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logps, want.logps, atol=2e-5)

@@ -11,8 +11,9 @@ from flax import nnx
 from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts
 from short_blocks import blocks_of
 
+from grpojax import sharding
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, quantised, score, sharding
+from grpojax.models import Compute, quantised, score
 from grpojax.models.weight_table import shardings
 from grpojax.programs import kv_cache, packing, sampler, state
 from grpojax.programs.kv_cache import Ring

@@ -14,13 +14,14 @@ import pytest
 from plain_decoder import BASE, learning_batch, random_decoder
 from runs import environment
 
-from grpojax import losses
+from grpojax import losses, sharding
+from grpojax.device import ROWS, Real
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, score, sharding
+from grpojax.models import Compute, score
 from grpojax.models.weight_table import Weight, shardings, zeros
 from grpojax.programs import packing, policy_update
-from grpojax.programs.state import Network, abstract_state, decoder_network, frozen_copy, init_state, place_rows
-from grpojax.programs.update import Learns, make_joint_update, make_update
+from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, make_frozen_copy
+from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
 from grpojax.records.checkpoint import FORMAT, Checkpoints
 from grpojax.types import Mean
 
@@ -62,23 +63,19 @@ def train(sizes, updates, start=None, microbatches=1):
         if mesh is not None:
             params = jax.device_put(params, shardings(params, mesh))
             head = jax.device_put(head, shardings(head, mesh, table=TABLE))
-        start = {"policy": init_state(params, POLICY, mesh), "head": init_state(head, HEAD, mesh, table=TABLE)}
-    step = jax.jit(
-        make_joint_update(
-            {
-                "policy": Learns(
-                    loss=policy_update.policy_objective(graph, losses.Objective(), compute), optimizer=POLICY
-                ),
-                "head": Learns(loss=value_loss(graph, compute), optimizer=HEAD, table=TABLE),
-            },
-            mesh,
-        ),
-        donate_argnums=0,
-    )
+        start = {
+            "policy": init_state(params, POLICY, Real(mesh)),
+            "head": init_state(head, HEAD, Real(mesh), table=TABLE),
+        }
+    learners = {
+        "policy": Learns(loss=policy_update.policy_objective(graph, losses.Objective(), compute), optimizer=POLICY),
+        "head": Learns(loss=value_loss(graph, compute), optimizer=HEAD),
+    }
+    step = update_program("update", make_joint_update(learners), compute)
     states, metrics = start, {}
     for i in range(updates):
         packed, _ = packing.pack(learning_batch(i), shards=sharding.shards(mesh), microbatches=microbatches)
-        states, metrics = step(states, {}, place_rows(packed, mesh))
+        states, metrics = step(states, {}, Real(mesh).put(packed, ROWS))
     return states, metrics, abstract_state(described, mesh)
 
 
@@ -104,7 +101,7 @@ def test_each_network_reads_the_other_as_it_was():
     graph, params = random_decoder(CONFIG)
     head = {"head": jnp.linspace(-1.0, 1.0, 16)}
     packed, _ = packing.pack(learning_batch())
-    update = jax.jit(make_update(value_loss(graph, Compute()), HEAD, table=TABLE), donate_argnums=0)
+    update = jax.jit(make_update(value_loss(graph, Compute()), HEAD), donate_argnums=0)
     want, _ = update(init_state(head, HEAD, table=TABLE), {"policy": params}, packed)
     got = train(None, 1)[0]["head"]
     np.testing.assert_array_equal(got.params["head"], want.params["head"])
@@ -158,7 +155,7 @@ def test_a_frozen_base_is_left_alone_by_its_extras():
 
         return policy(jax.tree_util.tree_map_with_path(joined, frozen["base"]), {}, part)
 
-    update = jax.jit(make_update(loss, optax.sgd(1.0), table=EXTRAS), donate_argnums=0)
+    update = jax.jit(make_update(loss, optax.sgd(1.0)), donate_argnums=0)
     state = init_state({"norm": jnp.zeros(16)}, optax.sgd(1.0), table=EXTRAS)
     packed, _ = packing.pack(learning_batch(), microbatches=2)
     state, metrics = update(state, {"base": base}, packed)
@@ -185,11 +182,11 @@ def test_a_frozen_copy_scores_the_same_to_the_bit_at_half_the_size():
     compute = Compute(dtype="bfloat16")
     graph, params = random_decoder(CONFIG)
     params = jax.tree.map(lambda x: x * np.float32(1.1) + np.float32(1e-3), params)
-    kept = frozen_copy(params, compute)
+    kept = make_frozen_copy(compute)(params)
     assert sum(x.nbytes for x in jax.tree.leaves(kept)) == sum(x.nbytes for x in jax.tree.leaves(params)) / 2 + 2 * 16
     scores = jax.jit(policy_update.make_score(graph, compute))
     want, got = (scores(x, packing.pack(learning_batch())[0].rows).logps for x in (params, kept))
     np.testing.assert_array_equal(got, want)
-    for copy in (frozen_copy(params, compute, averaged=True), frozen_copy(params, Compute())):
+    for copy in (make_frozen_copy(compute, averaged=True)(params), make_frozen_copy(Compute())(params)):
         jax.tree.map(np.testing.assert_array_equal, copy, params)
         assert copy["norm"].unsafe_buffer_pointer() != params["norm"].unsafe_buffer_pointer()

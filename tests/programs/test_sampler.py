@@ -12,8 +12,9 @@ from flax import nnx
 from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts
 from short_blocks import blocks_of
 
+from grpojax import sharding
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, hf, score, sharding
+from grpojax.models import Compute, hf, score
 from grpojax.models.weight_table import shardings
 from grpojax.programs import batch_shards, packing, sampler, state
 from grpojax.programs.sampler import SampleQueue, SamplerConfig, Slots, sample_groups

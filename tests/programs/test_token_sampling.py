@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax.models import sharding
+from grpojax import sharding
 from grpojax.programs.token_sampling import DrawConfig, draw
 
 plain_draw = jax.jit(draw, static_argnums=2)  # on one device

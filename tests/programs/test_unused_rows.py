@@ -13,7 +13,8 @@ from flax import nnx
 from plain_decoder import ragged_batch, random_decoder, some_prompts
 from unused_rows import PADDED, TOKENS
 
-from grpojax.models import Compute, decoder, score, sharding
+from grpojax import sharding
+from grpojax.models import Compute, decoder, score
 from grpojax.models.logprobs import log_normalisers, mask_unused, token_scores
 from grpojax.models.weight_table import shardings
 from grpojax.programs import packing, state

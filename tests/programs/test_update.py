@@ -10,14 +10,15 @@ import optax
 import pytest
 from plain_decoder import BASE, plain_batch, ragged_batch, random_decoder, with_tokens
 
-from grpojax import advantages, losses, masked, variants
+from grpojax import advantages, losses, masked, sharding, variants
+from grpojax.device import ROWS, Real
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, sharding
+from grpojax.models import Compute
 from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
 from grpojax.programs import blocks, packing, policy_update, state
 from grpojax.programs import optimizer as opt
-from grpojax.programs.update import Learns, make_joint_update, make_update
+from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
 from grpojax.types import TrainState
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
@@ -56,7 +57,7 @@ def update(
     if mesh is not None:
         params = jax.device_put(params, shardings(params, mesh))
     tx = opt.make_optimizer(optimizer, 10)
-    learner = state.init_state(params, tx, mesh)
+    learner = state.init_state(params, tx, Real(mesh))
     how = dict(shards=sharding.shards(mesh), microbatches=microbatches, gather=compute.needs_gather)
     packed, _ = packing.pack(batch, **how) if least is None else blocks.pack(batch, least=least, gaps=True, **how)
     assert least is None or blocks.after_reading(packed.rows) > 1 < packed.rows.prompts.shape[2]
@@ -64,8 +65,8 @@ def update(
         policy_update.policy_objective(graph, objective, compute, entropy=True, **more),
         policy_update.reader(graph, compute),
     )
-    train_step = jax.jit(make_update(loss, tx, mesh, read=read), donate_argnums=0)
-    learner, metrics = train_step(learner, {}, state.place_rows(packed, mesh))
+    train_step = update_program("update", make_update(loss, tx, read=read), compute)
+    learner, metrics = train_step(learner, {}, Real(mesh).put(packed, ROWS))
     assert int(learner.step) == (float(metrics["grad_norm"]) > 0)
     values = {k: np.asarray(getattr(v, "value", v)) for k, v in metrics.items()}
     return jax.tree.map(np.asarray, learner.params), {k: x if x.ndim else float(x) for k, x in values.items()}
@@ -248,7 +249,7 @@ def test_abstract_state_is_the_state():
     tx = opt.make_optimizer(opt.OptimizerConfig(), 10)
     abstract = state.abstract_state({"policy": state.decoder_network(CONFIG, tx, mesh)[1]}, mesh)["policy"]
     params = jax.device_put(random_decoder(CONFIG)[1], shardings(abstract.params, mesh))
-    learner = state.init_state(params, tx, mesh)
+    learner = state.init_state(params, tx, Real(mesh))
 
     def same(a, x):
         assert (a.shape, a.dtype) == (x.shape, x.dtype) and x.sharding.is_equivalent_to(a.sharding, x.ndim)

@@ -11,16 +11,18 @@ import sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from grpojax.device import SHARD, Real
 from grpojax.host import peers, processes
 from grpojax.records import meeting
 from grpojax.records.checkpoint import Checkpoints, SaveError
+from grpojax.sharding import MeshConfig, make_mesh, named
 processes.start()
 me, folder = jax.process_index(), Path(sys.argv[1])
-sharding = NamedSharding(Mesh(jax.devices(), "x"), PartitionSpec("x"))
+device = Real(make_mesh(MeshConfig()))
+sharding = named(device.mesh, SHARD)
 
 def state(value):
-    return {"policy": {"w": processes.place(np.full(4, value, np.float32), sharding)}}
+    return {"policy": {"w": device.put(np.full(4, value, np.float32))}}
 
 abstract = {"policy": {"w": jax.ShapeDtypeStruct((4,), np.float32, sharding=sharding)}}
 

@@ -13,10 +13,10 @@ import types
 import jax.numpy as jnp
 import pytest
 
+from grpojax.device import Program
 from grpojax.host import files
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.programs.compiling import program
 from grpojax.records import lines, samples
 from grpojax.records import metrics as tracking
 
@@ -209,7 +209,7 @@ def test_elsewhere_a_step_is_a_line(said):
 
 
 def test_a_compile_is_announced_before_and_timed_after(said):
-    double = program("double", lambda x: said.append("tracing") or 2 * x)
+    double = Program("double", lambda x: said.append("tracing") or 2 * x)
     for size in (3, 3, 5):
         double(jnp.ones(size))
     once = ["tracing", "compiling double", "compiled double in 0"]

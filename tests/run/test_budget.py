@@ -1,6 +1,6 @@
 """A run that ends by the tokens it has drawn: where it stops, what its schedules follow, and how it goes on."""
 
-import fake_programs
+import fake_device
 import numpy as np
 import pytest
 import spies
@@ -18,7 +18,7 @@ BUDGET = ("train.steps=null", "train.tokens=700", "train.checkpoint_every=2", "t
 @pytest.fixture(scope="module")
 def run(recipe, tmp_path_factory):
     directory = tmp_path_factory.mktemp("budget") / "whole"
-    with fake_programs.in_place():
+    with fake_device.in_place():
         assert Trainer(config.load(recipe, (*BUDGET, f"run.dir={directory}"))).run()
     return directory
 
@@ -45,8 +45,8 @@ def test_it_goes_on_as_if_it_had_not_stopped(recipe, run, tmp_path):
 @pytest.mark.slow
 def test_schedules_follow_the_share_that_is_used(recipe, tmp_path, monkeypatch):
     trainer = Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
-    seen, update = [], trainer.learner.programs.update
-    spies.update_by(
+    seen = []
+    update = spies.update_by(
         trainer, lambda state, frozen, packed: seen.append(frozen["share"]) or update(state, frozen, packed)
     )
     assert trainer.run()

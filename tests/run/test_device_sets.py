@@ -5,8 +5,8 @@ import pytest
 from runs import Trainer, numbers
 
 from grpojax.host.errors import UserError
-from grpojax.models.sharding import MeshConfig, disaggregate
 from grpojax.run import recipe as config
+from grpojax.sharding import MeshConfig, disaggregate
 
 
 def load(recipe, directory, *overrides):

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-import fake_programs
+import fake_device
 import pytest
 from failing_runs import check_first_writes, check_told, full
 from runs import Trainer, environment, numbers
@@ -32,7 +32,7 @@ def load(recipe, directory, *overrides):
 def unbroken(recipe, tmp_path_factory):
     """The metrics of a run that nothing happened to."""
     directory = tmp_path_factory.mktemp("runs") / "unbroken"
-    with fake_programs.in_place():
+    with fake_device.in_place():
         assert Trainer(load(recipe, directory, "train.eval_every=2")).run()
     return numbers(directory)
 

@@ -37,13 +37,12 @@ def lines(directory):
 
 def watch(trainer, seen):
     """Has ``seen`` collect the packed minibatches of every update."""
-    plain = trainer.learner.programs.update
 
     def train_step(state, frozen, packed):
         seen.append(jax.tree.map(np.asarray, packed))
         return plain(state, frozen, packed)
 
-    spies.update_by(trainer, train_step)
+    plain = spies.update_by(trainer, train_step)
 
 
 # --- what weighs

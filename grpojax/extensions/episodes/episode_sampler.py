@@ -24,19 +24,19 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from grpojax import sharding
+from grpojax.device import Program, places
 from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
-from grpojax.models import sharding
 from grpojax.models.attention import FAR, Logits, capped
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.layers import LayerKind, kinds_of_layers, rope_tables, tables_of_layer
-from grpojax.models.sharding import constrain
 from grpojax.programs import calls, kv_cache, sampler
 from grpojax.programs.calls import Call
-from grpojax.programs.compiling import program
 from grpojax.programs.policy import Policy, PolicyShape, on_shards
 from grpojax.programs.sampler import DecodeConstants, SampleQueue, SamplerConfig, unfinished
+from grpojax.sharding import constrain
 from grpojax.types import Array, PerPrompt, Prompts, Rollout, Samples, Scalar, Tokens, pytree
 
 CHUNK = 32  # tokens of an answer that a slot reads at a time; short enough that few of them are padding
@@ -74,7 +74,7 @@ class _How:
     turn_tokens: int
 
 
-def _begin(graph: Any, params: Any, prompts: Prompts, key: Array, *, how: _How) -> Paused:
+def _begin(params: Any, prompts: Prompts, key: Array, *, graph: Any, how: _How) -> Paused:
     """Reads the prompts, and draws the first turn of every sample."""
     config = how.config
     constants, out = sampler.prefill(nnx.merge(graph, params), prompts, key, config, how.eos_ids, how.compute)
@@ -86,7 +86,7 @@ def _begin(graph: Any, params: Any, prompts: Prompts, key: Array, *, how: _How) 
     return _draw(constants, caches, out, zero, unfinished(out), nothing_but(out, zero), how)
 
 
-def _go_on(graph: Any, params: Any, paused: Paused, answers: Tokens, counts: Samples, *, how: _How) -> Paused:
+def _go_on(params: Any, paused: Paused, answers: Tokens, counts: Samples, *, graph: Any, how: _How) -> Paused:
     """Reads ``counts [P, G]`` tokens of ``answers [P, G, T]``, and draws the next turn of the samples that got any."""
     out, model = paused.out, nnx.merge(graph, params)
     zero = jnp.zeros(counts.shape, jnp.int32)
@@ -298,8 +298,24 @@ def _pinned(x: Array, compute: Compute) -> Array:
     return constrain(x, compute.mesh, "shard", None, "kv_heads", None, None)
 
 
-_begins = program("episodes", _begin, static=("graph", "how"))
-_goes_on = program("episode turns", _go_on, static=("graph", "how"), donate=(2,))
+@functools.cache  # a run asks for them at every round
+def programs(graph: Any, how: _How) -> tuple[Program, Program]:
+    """``(params, prompts, key) -> Paused`` draws first turns. ``(params, paused, answers, counts) -> Paused`` draws
+    those after ``counts [P, G]`` tokens of ``answers [P, G, T]``."""
+    begin, go_on = (functools.partial(each, graph=graph, how=how) for each in (_begin, _go_on))
+    mesh = how.compute.mesh
+    if mesh is None:
+        return Program("episodes", begin), Program("episode turns", go_on, donate=(1,))
+
+    def paused(*args: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: sharding.named(mesh, _axes(path, x)), jax.eval_shape(begin, *args)
+        )
+
+    return (
+        Program("episodes", begin, out=paused),
+        Program("episode turns", go_on, donate=(1,), out=lambda params, paused, *given: places(paused)),
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- the host
@@ -327,21 +343,22 @@ class EpisodeSampler:
         check(config, policy.config)
         placed, split = policy.laid_out(prompts, config)
         self._policy, self._params, self._prompts, self._group = policy, params, len(prompts.lengths), split.group
-        self._how = how_of(split, policy.eos_ids, policy.sampling.compute, turn_tokens)
-        self._paused = _begins(policy.graph, params, placed, key, how=self._how)
+        how = how_of(split, policy.eos_ids, policy.sampling.compute, turn_tokens)
+        begins, self._goes_on = programs(policy.graph, how)
+        self._paused = policy.sampling_device.call(begins, params, placed, key)
 
     def go_on(self, answers: Tokens, counts: Samples) -> None:
         """Dispatches the next turns of the samples that get ``counts [P, G]`` tokens of ``answers [P, G, T]``, on the
         host. A sample with 0 of them waits."""
         split = [np.asarray(x, np.int32).reshape(-1, self._group, *x.shape[2:]) for x in (answers, counts)]
-        given = [self._policy.place(x) for x in split]
-        self._paused = _goes_on(self._policy.graph, self._params, self._paused, *given, how=self._how)
+        device = self._policy.sampling_device
+        self._paused = device.call(self._goes_on, self._params, self._paused, *device.put(split))
 
     def cut_back(self, out: Rollout) -> None:
         """Replaces the samples on the devices by ``out``, as `fetch` gave them. Those of them that are shorter go on
         after the tokens that they still have."""
-        placed = jax.tree.map(lambda x: self._policy.place(x.reshape(-1, self._group, *x.shape[2:])), out)
-        self._paused = dataclasses.replace(self._paused, out=placed)
+        split = jax.tree.map(lambda x: x.reshape(-1, self._group, *x.shape[2:]), out)
+        self._paused = dataclasses.replace(self._paused, out=self._policy.sampling_device.put(split))
 
     @property
     def dispatched(self) -> Rollout:
@@ -363,17 +380,16 @@ def calls_of(
     spread, config = on_shards(prompts, sampling, policy.sampling.shards)
     how = how_of(config, (0,), compute, turn_tokens)
     _, placed, key = plain.args
-    begin = functools.partial(_begin, policy.graph, how=how)
-    paused = _on_mesh(jax.eval_shape(begin, weights, placed, key), mesh)
+    begin, go_on = programs(policy.graph, how)
+    paused = _on_mesh(jax.eval_shape(begin.fn, weights, placed, key), mesh)
     shape = len(spread.lengths), config.group, config.max_tokens
     given = calls.on_mesh((np.zeros(shape, np.int32), np.zeros(shape[:2], np.int32)), mesh)
     whole, longest = plain.flops, prompts.tokens.shape[1]
     first = calls.forward_flops(policy, shape[0], longest, config.group, how.turn_tokens)
-    go_on = program("episode turns", functools.partial(_go_on, policy.graph, how=how), donate=(1,))
     each = plain._replace(iterations=how.turn_tokens, live=1.0)
     later = max(1, -(-config.max_tokens // how.turn_tokens) - 1)
     return {
-        "rollout": each._replace(program=program("episodes", begin), flops=first),
+        "rollout": each._replace(program=begin, flops=first),
         "rollout turns": each._replace(program=go_on, args=(weights, paused, *given), flops=(whole - first) / later),
     }
 

@@ -39,19 +39,13 @@ class Ahead:
         """Waits for the samples that were drawn ahead, and starts the next rollout."""
         loop, first, since = self.source.loop, self.in_flight, time.perf_counter()
         if first is None:
-            first = begin(loop, self._start)
+            first = begin(loop, self.source.start)
             since = loop.since
         batch = self.source.batch(number, first, since=since)
         goes_on = self._train.done(number, 0) < 1
-        self._following = begin(loop, self._start) if goes_on else None
+        self._following = begin(loop, self.source.start) if goes_on else None
         loop.finish()
         return batch
-
-    def _start(self) -> InFlight:
-        in_flight, policy = self.source.start(), self.source.policy
-        if not policy.disaggregated:
-            policy.wait_on_cpu(in_flight.dispatched[0].rollout)  # the step before it has not been learned from yet
-        return in_flight
 
     def write(self, state: RunState) -> None:
         """Stores the state that the next draws depend on. The rollout started in this step is the next step's."""

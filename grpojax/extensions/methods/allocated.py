@@ -1,6 +1,7 @@
 """Rollouts whose samples go to the prompts where they tell most: XRPO's plan (arXiv 2510.06672)."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,11 +10,11 @@ import jax
 import numpy as np
 
 from grpojax import allocation, data
+from grpojax.device import Program
 from grpojax.extensions.methods.exemplars import Exemplars
 from grpojax.host.console import log
 from grpojax.programs import batch_shards, calls
 from grpojax.programs.calls import Call
-from grpojax.programs.compiling import program
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.run.batch import RolloutBatch, success_of
@@ -23,7 +24,12 @@ from grpojax.run.sections import AllocationConfig, RolloutConfig
 from grpojax.run.sources.source import InFlight, Plain
 from grpojax.types import Array, PerPrompt, Samples
 
-_allocate = program("allocate", allocation.xrpo_allocate, static=("budget", "bonus", "confidence", "most"))
+
+@functools.cache  # a run asks for it at every phase
+def allocation_program(budget: int, bonus: float, confidence: float, most: int) -> Program:
+    """``(deviations, counts) -> more`` (`grpojax.allocation.xrpo_allocate`)."""
+    how = {"bonus": bonus, "confidence": confidence, "most": most}
+    return Program("allocate", functools.partial(allocation.xrpo_allocate, budget=budget, **how))
 
 
 class Allocated(Plain):
@@ -106,7 +112,7 @@ class Allocated(Plain):
         assert isinstance(in_flight, Probed), "drawn here"
         plan, problems, params, key = self.plan, in_flight.problems, in_flight.params, self.key(in_flight.number)
         of_phase = _rows_of_a_phase(len(problems), self.config.group, plan)
-        options = {"bonus": plan.bonus, "confidence": plan.confidence, "most": plan.most}
+        allocate = allocation_program(of_phase, plan.bonus, plan.confidence, plan.most)
         counts = np.zeros(len(problems), np.int32)
         probed = self.submit(problems, *in_flight.on_host(self.policy, self.sync))
         probed, seeded = self._seeded(probed)
@@ -118,7 +124,7 @@ class Allocated(Plain):
             phases = [p.rewarded() for p in phases]
             rows = np.concatenate([p.rows[p.counts] for p in phases])
             counts = np.bincount(rows, minlength=len(problems)).astype(np.int32)
-            more = _allocate(_deviations(phases, len(problems)), counts, of_phase, **options)
+            more = self.policy.sampling_device.call(allocate, _deviations(phases, len(problems)), counts)
             rows, samples = _next(np.asarray(more), counts)
             numbers = (prompts.first_sample + first)[rows] + samples.astype(np.int32)
             these = dataclasses.replace(jax.tree.map(lambda x, at=rows: x[at], prompts), first_sample=numbers)

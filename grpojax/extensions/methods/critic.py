@@ -12,15 +12,15 @@ from flax import nnx
 
 from grpojax import data, variants
 from grpojax import losses as L
+from grpojax.device import ROWS, Program, cut, quick_options
 from grpojax.extensions.methods import critic_model as models
 from grpojax.extensions.methods.critic_update import ROLE, TRUNK, CriticModel, make_critic_score
-from grpojax.host import files, processes
+from grpojax.host import files
 from grpojax.host.errors import UserError
-from grpojax.models import adapters, hf, sharding
+from grpojax.models import adapters, hf
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.programs import policy_state
 from grpojax.programs.calls import Call
-from grpojax.programs.compiling import program, quick_options
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, abstract_state, init_state
@@ -69,10 +69,11 @@ class _Programs(Spec):
     optimizer: OptimizerConfig
     updates: int | None
 
-    def make(self, learning: Learning) -> Mapping[str, Callable[..., Any]]:
+    def make(self, learning: Learning) -> Mapping[str, Program]:
         """``(params, frozen, rows) -> [M, B, R, S]``, its outputs."""
-        options = quick_options(learning.compute.platform)
-        return {ROLE: program(ROLE, make_critic_score(self.model), options=options)}
+        compute = learning.compute
+        how = {"out": cut(compute.mesh, ROWS), "options": quick_options(compute.platform)}
+        return {ROLE: Program(ROLE, make_critic_score(self.model), **how)}
 
     def learners(self) -> Mapping[str, Learns]:
         return {ROLE: self.model.learns(make_optimizer(self.optimizer, self.updates, models.CRITIC))}
@@ -163,23 +164,23 @@ class Critic(LearningPart):
         read, self._read = self._read, None
         if restored is not None and (not self.model.frozen or self.model.adapter is not None):
             return {}
-        mesh = self.policy.mesh
+        device = self.policy.device
         if self.model.adapter is not None:
-            return {ROLE: init_state(self._factors(params), self._optimizer, mesh, models.CRITIC)}
+            return {ROLE: init_state(self._factors(params), self._optimizer, device, models.CRITIC)}
         trunk, head = read or first_weights(self.policy, self.section, params)
-        learned, frozen = self.model.weights(trunk, processes.place(head, sharding.named(mesh, ("hidden",))))
+        learned, frozen = self.model.weights(trunk, device.put(head, ("hidden",)))
         if restored is not None:
             return frozen
-        return frozen | {ROLE: init_state(learned, self._optimizer, mesh, models.CRITIC)}
+        return frozen | {ROLE: init_state(learned, self._optimizer, device, models.CRITIC)}
 
     def _factors(self, base: Any) -> dict[str, Any]:
         """The adapter factors that learn on the policy's base."""
-        model, mesh = self.model, self.policy.mesh
+        model, policy = self.model, self.policy
         assert model.adapter is not None
         head = np.zeros(model.config.hidden_size, np.float32)
         seed = self.config.train.seed
-        factors = {} if model.frozen else adapters.first(model.adapter, model.config, base, seed, mesh)
-        return {**factors, "token_head": processes.place(head, sharding.named(mesh, ("hidden",)))}
+        factors = {} if model.frozen else adapters.first(model.adapter, model.config, base, seed, policy.mesh)
+        return {**factors, "token_head": policy.device.put(head, ("hidden",))}
 
     def frozen(self, state: State) -> dict[str, Any]:
         """The frozen weights: the base of its adapters, or else its trunk if that is frozen."""
@@ -191,12 +192,12 @@ class Critic(LearningPart):
         return models.forward_flops(self.model.config, *sizes) * self.model.passes
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        params, trunk = state[ROLE].params, self.frozen(state)
-        outputs = [self.run(self.programs.parts[ROLE], params, trunk, m.packed.rows) for m in minis]
+        params, trunk, device = state[ROLE].params, self.frozen(state), self.policy.device
+        outputs = [device.call(self.programs.parts[ROLE], params, trunk, m.packed.rows) for m in minis]
         if self.rule.loss.needs_outputs:
             for mini, rows in zip(minis, outputs, strict=True):
                 mini.set(critic_outputs=rows)
-        return {self.rule.signal: whole(minis, outputs)}
+        return {self.rule.signal: whole(device, minis, outputs)}
 
     def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
         batch, signals, learned = weighed.batch, weighed.signals, weighed.learned

@@ -15,6 +15,7 @@ import safetensors.numpy
 from flax import nnx
 from jax.sharding import Mesh
 
+from grpojax.device import Program
 from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
@@ -86,14 +87,15 @@ def from_decoder(config: DecoderConfig, params: Any) -> Any:
     """The weights of a trunk, copied from a decoder with the same layers, without its output projection."""
     wanted = jax.tree_util.tree_leaves_with_path(dec.abstract(config)[1])
     there = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    leaves = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))([there[jax.tree_util.keystr(p)] for p, _ in wanted])
+    copy = Program("", lambda leaves: jax.tree.map(jnp.copy, leaves))
+    leaves = copy([there[jax.tree_util.keystr(path)] for path, _ in wanted])
     return jax.tree.unflatten(jax.tree.structure(dec.abstract(config)[1]), leaves)
 
 
 def fresh(config: DecoderConfig, seed: int, mesh: Mesh | None = None) -> Any:
     """Random weights of a trunk, the same on any mesh."""
-    placed = None if mesh is None else shardings(dec.abstract(config)[1], mesh)
-    return jax.jit(lambda: nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))[1], out_shardings=placed)()
+    placed = None if mesh is None else lambda: shardings(dec.abstract(config)[1], mesh)
+    return Program("", lambda: nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))[1], out=placed)()
 
 
 def joined(config: DecoderConfig, trunk: Any, head: Array) -> Any:

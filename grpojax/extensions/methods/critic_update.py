@@ -104,7 +104,7 @@ class CriticModel:
 
     def learns(self, optimizer: optax.GradientTransformation) -> Learns:
         """How the critic learns, for `grpojax.programs.update.make_joint_update`."""
-        return Learns(loss=self.objective, optimizer=optimizer, read=self.read, table=models.CRITIC)
+        return Learns(loss=self.objective, optimizer=optimizer, read=self.read)
 
 
 def make_critic_score(model: CriticModel) -> Callable[[Any, Any, Any], Any]:

@@ -37,10 +37,9 @@ class Greedy:
         prompts = calls.longest_prompts(count, config.data.max_prompt_tokens)
         return {"greedy": calls.rollout(policy, weights, prompts, sampler_of(config.rollout))}
 
-    def draw(self, params: Any, problems: Sequence[data.Problem], key: Array, *, after: Rollout) -> Dispatched:
-        """Dispatches them after the samples ``after``."""
+    def draw(self, params: Any, problems: Sequence[data.Problem], key: Array) -> Dispatched:
+        """Dispatches them."""
         source = self._source
-        source.policy.wait_on_cpu(after)
         return source.dispatch_any(params, source.prompts(problems), key, self._sampler)
 
     def submit(self, problems: Sequence[data.Problem], drawn: Rollout) -> "Baseline":

@@ -1,8 +1,8 @@
 """The influence of tokens on each other, which NTHR reads (`grpojax.extensions.methods.token_influence`)."""
 
-import dataclasses
+import functools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,20 +10,18 @@ import numpy as np
 from grpojax import data
 from grpojax.advantages import Signals
 from grpojax.credit.hidden_states import outcome_signs
+from grpojax.device import ROWS, Program, cut
 from grpojax.extensions.methods import token_influence
 from grpojax.extensions.methods.regroup import longest as regrouped
 from grpojax.extensions.methods.regroup import regroup, tokens_at_once
 from grpojax.extensions.methods.token_influence import Influence
-from grpojax.host import processes
 from grpojax.host.on_host import on_host
 from grpojax.models import Compute, flops
 from grpojax.programs import calls, policy_state
 from grpojax.programs.calls import Call
-from grpojax.programs.compiling import program
 from grpojax.programs.policy import Policy
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.parts.part import Longest, Part, State
-from grpojax.run.programs import Learning, Programs, Spec
 from grpojax.run.recipe import Config
 from grpojax.types import Array, Samples, Tokens
 
@@ -32,10 +30,11 @@ TOKENS = 4096  # most tokens of a shard that the decoder runs on at once: its ac
 PROGRAM = "influence"
 
 
-def influence_program(graph: Any, compute: Compute, *, temperature: float) -> Callable[..., Influence]:
+@functools.cache  # a run asks for it at every step
+def influence_program(graph: Any, compute: Compute, temperature: float, copies: int, group: int) -> Program:
     """NTHR's scores (`grpojax.extensions.methods.token_influence.make_influence`)."""
     made = token_influence.make_influence(graph, compute, temperature=temperature)
-    return program(PROGRAM, made, static=["copies", "group"])
+    return Program(PROGRAM, functools.partial(made, copies=copies, group=group), out=cut(compute.mesh, ROWS))
 
 
 class Influences:
@@ -43,12 +42,12 @@ class Influences:
 
     Args:
       policy: the policy, whose weights may change between calls.
-      program: the program of `grpojax.extensions.methods.token_influence.make_influence`.
+      temperature: the temperature that the samples were drawn at.
       longest_prompt: most tokens of a prompt in the run.
     """
 
-    def __init__(self, policy: Policy, program: Callable[..., Influence], *, longest_prompt: int):
-        self.policy, self.program, self.longest_prompt = policy, program, longest_prompt
+    def __init__(self, policy: Policy, *, temperature: float, longest_prompt: int):
+        self.policy, self.temperature, self.longest_prompt = policy, temperature, longest_prompt
 
     def flops(self, problems: Sequence[data.Problem], tokens: Tokens, lengths: Samples, mask: Tokens) -> float:
         """Useful FLOPs of a call on these groups (`grpojax.models.flops`)."""
@@ -95,25 +94,15 @@ class Influences:
         ):
             part = groups.layout.batch_shape[1]
             samples = np.broadcast_to((np.arange(tokens.shape[1], dtype=np.int32) % part)[:, None], tokens.shape)
-            found = self.program(
-                params,
-                groups.rows,
-                groups.place(samples),
-                groups.place(weights),
-                groups.place_groups(entries, -1),
-                copies=groups.copies,
-                group=part if own else 0,
+            program = influence_program(
+                policy.graph, policy.compute, self.temperature, groups.copies, part if own else 0
             )
+            rows = groups.place(samples), groups.place(weights), groups.place_groups(entries, -1)
+            found = policy.device.call(program, params, groups.rows, *rows)
             scores.append(groups.fetch(found.scores))
             if found.own is not None:  # [prompts of a shard, B, G]
-                own_sums.append(groups.of_groups(np.swapaxes(processes.fetch(found.own), 0, 1).reshape(-1, part)))
+                own_sums.append(groups.of_groups(np.swapaxes(policy.device.get(found.own), 0, 1).reshape(-1, part)))
         return Influence(np.concatenate(scores), np.concatenate(own_sums) if own else None)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Programs(Spec):
-    def make(self, learning: Learning) -> Mapping[str, Callable[..., Any]]:
-        return {PROGRAM: influence_program(learning.graph, learning.compute, temperature=learning.temperature)}
 
 
 class TokenInfluence(Part):
@@ -129,9 +118,6 @@ class TokenInfluence(Part):
     def times(cls, config: Config) -> dict[str, int]:
         return {PROGRAM: 4}  # it runs on a quarter of the groups
 
-    def spec(self) -> Spec:
-        return _Programs()
-
     def calls(self, longest: Longest) -> dict[str, Call]:
         """The program of `Influences`, for a quarter of the groups."""
         shape, params = self.shape, policy_state.weights(longest.state)
@@ -142,12 +128,14 @@ class TokenInfluence(Part):
         width = token_influence.vocabulary_width(most * tokens, shape.config.vocab_size)
         entries = np.zeros((spread // shape.shards, shape.shards, width), np.int32)
         args = params, part.rows, *(calls.on_mesh(x, shape.mesh, None) for x in (samples, weights, entries))
-        static = {"copies": part.copies, "group": 0 if self.variant.options["self_term"] else group}
-        return {PROGRAM: Call(longest.programs.parts[PROGRAM], args, params, flops=part.flops, static=static)}
+        temperature, own = self.config.rollout.temperature, 0 if self.variant.options["self_term"] else group
+        program = influence_program(shape.graph, shape.compute, temperature, part.copies, own)
+        return {PROGRAM: Call(program, args, params, flops=part.flops)}
 
-    def open(self, programs: Programs, run: Callable[..., Any]) -> None:
-        super().open(programs, run)
-        self.influences = Influences(self.policy, programs.parts[PROGRAM], longest_prompt=self.longest_prompt)
+    def load(self, policy: Policy, *, longest_prompt: int) -> None:
+        super().load(policy, longest_prompt=longest_prompt)
+        temperature = self.config.rollout.temperature
+        self.influences = Influences(policy, temperature=temperature, longest_prompt=longest_prompt)
         self.work = 0.0
 
     def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpojax import diagnostics, variants
-from grpojax.extensions.methods.influence import Influences, influence_program
-from grpojax.host import processes, settings
+from grpojax.extensions.methods.influence import Influences
+from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.programs import batch_shards
 from grpojax.programs.optimizer import OptimizerConfig
@@ -255,8 +255,7 @@ def _gwhes(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
     """The mean of `grpojax.diagnostics.gwhes` over right samples, ``[Q]``."""
     longest = trainer.config.data.max_prompt_tokens
     policy = trainer.policy
-    program = influence_program(policy.graph, policy.compute, temperature=trainer.config.rollout.temperature)
-    run = Influences(policy, program, longest_prompt=longest)
+    run = Influences(policy, temperature=trainer.config.rollout.temperature, longest_prompt=longest)
     means = []
     for batch in each:
         weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, batch), success=SUCCESS))
@@ -288,7 +287,7 @@ def _displacement(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
         learner.weigh(minis, batch, signals)
 
         before = _logps(trainer, minis[0])
-        learner.update(minis, number, jax.block_until_ready)
+        learner.update(minis, number)
         after = _logps(trainer, minis[0])
         mask = batch.sampled
         outcome = _outcome(trainer, batch)
@@ -299,9 +298,9 @@ def _displacement(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
 
 def _logps(trainer: Trainer, mini: PackedBatch) -> Tokens:
     """Log-probs ``[1, G, T]`` under the current policy."""
-    params = trainer.learner.weights
-    rows = trainer.learner.programs.score(params, mini.packed.rows).logps
-    return batch_shards.gather_groups(mini.layout.unpack(processes.fetch(rows)), 1)
+    device, learner = trainer.policy.device, trainer.learner
+    rows = device.call(learner.programs.score, learner.weights, mini.packed.rows).logps
+    return batch_shards.gather_groups(mini.layout.unpack(device.get(rows)), 1)
 
 
 def format_table(found: QuestionUpdates, *, epsilon: float, top: int | None = None) -> str:

@@ -4,15 +4,13 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from grpojax import data
-from grpojax.host import processes
+from grpojax.device import ROWS
 from grpojax.programs import batch_shards, calls, packing
 from grpojax.programs.packing import Layout
 from grpojax.programs.policy import Policy, PolicyShape
-from grpojax.programs.state import place_rows
 from grpojax.run.recipe import Config
 from grpojax.run.sections import TrainConfig
 from grpojax.types import Array, PerToken, Prompts, Rows, Samples, Tokens, TrainBatch
@@ -43,7 +41,7 @@ class Regrouped:
         x = np.asarray(x)[self.places]
         whole = np.full((self.filled, *x.shape[1:]), fill, x.dtype)
         whole[: len(x)] = x
-        return place_rows(self.layout.pack(whole.reshape(self.layout.batch_shape), fill), self.policy.mesh)
+        return self.policy.device.put(self.layout.pack(whole.reshape(self.layout.batch_shape), fill), ROWS)
 
     def place_groups(self, x: np.ndarray, fill: float = 0) -> Any:
         """Selects these groups from ``[..., W]`` on the host, with one row a group, and lays them out as ``[prompts of
@@ -53,11 +51,11 @@ class Regrouped:
         whole[: len(x)] = x
         whole = np.repeat(whole, self.copies, axis=0)
         by_shard = whole.reshape(self.policy.shards, -1, *x.shape[1:])
-        return place_rows(np.ascontiguousarray(np.swapaxes(by_shard, 0, 1)), self.policy.mesh)
+        return self.policy.device.put(np.ascontiguousarray(np.swapaxes(by_shard, 0, 1)), ROWS)
 
     def fetch(self, rows: Any) -> Tokens:
         """Rows of the devices back to the n groups ``[n, G, T]`` on the host."""
-        return self.of_groups(self.layout.unpack(processes.fetch(rows)))
+        return self.of_groups(self.layout.unpack(self.policy.device.get(rows)))
 
     def of_groups(self, x: Array) -> Array:
         """``[P', G', ...]`` of the shards back to the n groups ``[n, G, ...]``."""
@@ -102,7 +100,7 @@ def regroup(
         rows, layout = _in_rows(policy, prompts, fill(tokens[places]), fill(lengths[places]), microbatches)
         yield Regrouped(
             places=places,
-            rows=jax.tree.map(lambda x: place_rows(x, policy.mesh), rows),
+            rows=policy.device.put(rows, ROWS),
             layout=layout,
             filled=filled,
             copies=shape[0] // filled,

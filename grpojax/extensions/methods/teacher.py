@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from grpojax import data
+from grpojax.device import Program
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig, hf
 from grpojax.programs.calls import Call
@@ -30,7 +31,7 @@ class _Score(Spec):
 
     graph: Any
 
-    def make(self, learning: Learning) -> Mapping[str, Callable[..., Any]]:
+    def make(self, learning: Learning) -> Mapping[str, Program]:
         """``(params, rows) -> Scores``."""
         scores = score_program(ROLE, self.graph, compute=learning.compute, temperature=learning.temperature)
         return {ROLE: scores}
@@ -104,8 +105,9 @@ class Teacher(Part):
         return ()
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        read = [self.run(self.programs.parts[ROLE], self.params, m.packed.rows).logps for m in minis]
-        return {"ref_logps": whole(minis, read)}
+        device, score = self.policy.device, self.programs.parts[ROLE]
+        read = [device.call(score, self.params, m.packed.rows).logps for m in minis]
+        return {"ref_logps": whole(device, minis, read)}
 
     def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
         own, teacher = (weighed.signals[name] for name in ("behavior_logps", "ref_logps"))

@@ -19,7 +19,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.logprobs import UnusedRows, log_normalisers, mask_unused
-from grpojax.models.sharding import TRAIN, shards
+from grpojax.sharding import TRAIN, shards
 from grpojax.types import Array, Rows, Tokens
 
 _BLOCK = 2048  # entries of a group's vocabulary at a time

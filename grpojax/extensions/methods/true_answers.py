@@ -395,7 +395,8 @@ class TrueAnswers(Part):
             longest_prompt=self.longest_prompt,
             tokens_at_once=tokens_at_once(batch.rollout.tokens.size, self.config.train, policy.shards),
         )
-        logps = [part.fetch(self.programs.score(params, part.rows).logps) for part in parts]
+        device = self.policy.device
+        logps = [part.fetch(device.call(self.programs.score, params, part.rows).logps) for part in parts]
         kind = options["likelihood"]
         # Only of those that fit: one that is too long would set the unit of the others' rewards.
         values = likelihoods(np.concatenate(logps), answers.mask & ~long[..., None], kind, relative=kind == "joint")

@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 from jax.sharding import Mesh
 
+from grpojax import sharding
 from grpojax.host.errors import UserError
-from grpojax.models import flops, sharding
+from grpojax.models import flops
 from grpojax.models.flops import Chip
-from grpojax.models.sharding import MeshConfig
+from grpojax.sharding import MeshConfig
 
 _TPUS = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5p", "v6e": "TPU v6 lite"}
 # Shapes of slices by their number of chips, as Google's names of slices have them.
@@ -32,7 +33,7 @@ _GPUS = {
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A chip that is not there, with what a mesh is laid out by (`grpojax.models.sharding.make_mesh`)."""
+    """A chip that is not there, with what a mesh is laid out by (`grpojax.sharding.make_mesh`)."""
 
     id: int
     platform: str

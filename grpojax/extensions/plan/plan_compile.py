@@ -55,7 +55,7 @@ def compile_program(
     resident = sum(kept.values()) - own / _GIB
     started = time.perf_counter()
     try:
-        compiled, text = _with_hlo(call.program.lower(*call.args, **call.static))
+        compiled, text = _with_hlo(call.program.lower(*call.args))
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from grpojax import sharding
 from grpojax.extensions.plan import plan_links, plan_run
 from grpojax.extensions.plan.plan_chips import Target
 from grpojax.extensions.plan.plan_compile import room
@@ -25,7 +26,7 @@ from grpojax.extensions.plan.plan_links import Split
 from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.extensions.plan.plan_shapes import shape_of
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, DecoderConfig, adapters, delta_net, dispatch, experts, flops, kv_heads, sharding
+from grpojax.models import Compute, DecoderConfig, adapters, delta_net, dispatch, experts, flops, kv_heads
 from grpojax.models.weight_table import check_experts
 from grpojax.programs import batch_shards as cut
 from grpojax.programs import kv_cache, packing

@@ -5,11 +5,12 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from grpojax import sharding
 from grpojax.extensions.plan.hlo import Collective
 from grpojax.extensions.plan.plan_chips import Target
-from grpojax.models import flops, sharding
+from grpojax.models import flops
 from grpojax.models.flops import Chip
-from grpojax.models.sharding import MeshConfig
+from grpojax.sharding import MeshConfig
 
 LINKS = ("ICI", "DCN")
 
@@ -56,7 +57,7 @@ def rates(target: Target, split: Split) -> dict[str, float]:
     """Bytes/s that a chip receives from the others along ``fsdp``, ``expert``, ``tensor``, and "all", which is ``fsdp``
     and ``expert`` together; and by an "exchange", an all-to-all along ``expert``. 0 if no data sheet has it.
 
-    A slice is laid out as `grpojax.models.sharding.make_mesh` does it.
+    A slice is laid out as `grpojax.sharding.make_mesh` does it.
 
     Raises:
       UserError: the wiring of the chips does not allow this mesh.

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from grpojax import data
+from grpojax.device import ROWS
 from grpojax.extensions.supervised import scoring, teaching
 from grpojax.extensions.supervised.answered import Answered, Answers
 from grpojax.extensions.supervised.finetune_recipe import DPOConfig, SFTConfig
@@ -23,7 +24,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy, model_facts
-from grpojax.programs.state import abstract_state, bound_like, place_rows
+from grpojax.programs.state import abstract_state, bound
 from grpojax.run import checks
 from grpojax.run.loop import Loop, Task, Updates
 
@@ -129,9 +130,9 @@ class FineTune(Task):
         restored = self.loop.restore(held, abstract, best=BEST if "validation" in self.parts else None)
         params, policy.params = policy.params, None
         state = policy_state.start(
-            policy.shape, params, made.optimizer, seed=config.train.seed, restored=(restored or {}).get("policy")
+            policy, params, made.optimizer, seed=config.train.seed, restored=(restored or {}).get("policy")
         )
-        self.weights = bound_like(state, params, policy.mesh)
+        self.weights = bound(state, policy.device)
         if self.done > self.steps:
             raise UserError(f"{self.steps} steps: the run in {config.run.dir} is at step {self.done} already")
         self.loop.start(held, self.steps, share=self.done / self.steps, columns=self.teaching.columns)
@@ -150,9 +151,8 @@ class FineTune(Task):
         batch = teaching.to_batch(entries, self.shapes)
         part, layout = self.teaching.part(batch, self.shapes, self.reference["train"][[e.uid for e in entries]])
         prompts, tokens = int(batch.prompts.lengths.sum()), int(batch.lengths.sum())
-        weights, frozen = self.weights["policy"], policy_state.frozen(self.weights)
-        self.weights["policy"], metrics = self.update(weights, frozen, place_rows(part, self.policy.mesh))
-        self.policy.wait_on_cpu(self.weights)
+        device, weights, frozen = self.policy.device, self.weights["policy"], policy_state.frozen(self.weights)
+        self.weights["policy"], metrics = device.call(self.update, weights, frozen, device.put(part, ROWS))
         self.state.num_tokens += prompts + tokens
         known = {
             "epoch": number * self.config.train.batch_size / len(self.answers.kept),

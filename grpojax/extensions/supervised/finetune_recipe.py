@@ -11,11 +11,11 @@ from grpojax.host import settings
 from grpojax.host.errors import UserError, require
 from grpojax.models.adapters import unmerged
 from grpojax.models.compute import ModelConfig
-from grpojax.models.sharding import MeshConfig
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run.profiling import ProfileConfig
 from grpojax.run.sections import RunConfig
+from grpojax.sharding import MeshConfig
 
 # Settings, or beginnings of their names, that change how a run is executed and recorded but not what it computes.
 EXECUTION = (

@@ -1,17 +1,16 @@
 """The programs of a supervised run, as `grpojax.run.programs` makes those of a run with rewards."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import optax
 
+from grpojax.device import Program
 from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import Compute
 from grpojax.programs import policy_state
-from grpojax.programs.compiling import program, quick_options
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
-from grpojax.programs.update import Learns, Loss
+from grpojax.programs.update import Learns, Loss, update_program
 from grpojax.run.programs import score_program, update_of
 
 
@@ -26,8 +25,8 @@ class SupervisedPrograms:
     """
 
     optimizer: optax.GradientTransformation
-    update: Callable[..., Any]
-    score: Callable[..., Any]
+    update: Program
+    score: Program
 
 
 def make_supervised_programs(
@@ -49,9 +48,9 @@ def make_supervised_programs(
     """
     rule = make_optimizer(optimizer, updates, policy_state.table_of(adapter))
     learns = Learns(loss=loss, optimizer=rule)
-    update = update_of(learns if adapter is None else policy_state.on_base(learns), compute)
+    learns = learns if adapter is None else policy_state.on_base(learns)
     return SupervisedPrograms(
         optimizer=rule,
-        update=program("update", update, donate=[0], options=quick_options(compute.platform)),
+        update=update_program("update", update_of(learns), compute),
         score=score_program("score", graph, compute=compute),
     )

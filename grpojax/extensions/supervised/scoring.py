@@ -11,16 +11,14 @@ import numpy as np
 from etils import epath
 
 from grpojax import data
+from grpojax.device import ROWS, Program
 from grpojax.extensions.supervised import teaching
 from grpojax.extensions.supervised.answered import Answered
 from grpojax.host import files, processes
 from grpojax.host.console import log
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy
-from grpojax.programs.state import place_rows
 from grpojax.types import Samples, TrainBatch
-
-Program = Callable[..., Any]  # of `grpojax.programs.policy_update.make_score`
 
 _SCORED_FROM = "scored_from"  # in the file of the reference, beside the sums by name: what they were scored from
 
@@ -30,7 +28,7 @@ class Scorer:
 
     Args:
       policy: the policy that scores.
-      program: the program that scores.
+      program: scores (`grpojax.run.programs.score_program`).
       shapes: of the batches.
       size: prompts in a batch.
     """
@@ -48,17 +46,16 @@ class Scorer:
           params: the weights.
           check: called before each batch. An error that it raises ends the scoring.
         """
-        group = self._shapes.group
+        device, group = self._policy.device, self._shapes.group
         sums, lengths = [np.zeros((0, group), np.float32)], [np.zeros((0, group), np.int32)]
         many: Any = list(entries)
         for chunk, real in data.in_order(many, self._size):
             check()
             batch: TrainBatch = teaching.to_batch(chunk, self._shapes)  # pyrefly: ignore
             packed, layout = teaching.pack(batch, self._shapes)
-            rows = place_rows(packed.rows, self._policy.mesh)
-            logps = self._program(params, rows).logps
+            logps = device.call(self._program, params, device.put(packed.rows, ROWS)).logps
             learned = np.asarray(batch.per_token.weights)
-            sums.append((layout.unpack(processes.fetch(logps)) * learned).sum(-1)[:real])
+            sums.append((layout.unpack(device.get(logps)) * learned).sum(-1)[:real])
             lengths.append(learned.sum(-1, dtype=np.int32)[:real])
         return np.concatenate(sums), np.concatenate(lengths)
 

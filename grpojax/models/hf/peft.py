@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import safetensors.numpy
 from etils import epath
-from jax.sharding import Mesh
 
+from grpojax.device import Device, Real
 from grpojax.host import files, processes
 from grpojax.host.errors import UserError
 from grpojax.models.adapters import FACTORS, LINEAR, AdapterConfig, Target, abstract
@@ -21,7 +21,6 @@ from grpojax.models.hf.config_json import text_part
 from grpojax.models.hf.folder import read_json, write_json
 from grpojax.models.hf.weights import Tensor, is_finite, joined, joined_shape, names_of, open_file, plain_name
 from grpojax.models.hf.writing import appearing
-from grpojax.models.sharding import named
 from grpojax.models.weight_table import DECODER
 from grpojax.types import Array
 
@@ -122,8 +121,8 @@ def _open(folder: epath.Path) -> Iterator[tuple[Any, dict[str, str]]]:
         yield f, names
 
 
-def load(config: AdapterConfig, decoder: DecoderConfig, mesh: Mesh | None = None) -> dict[str, Array]:
-    """The factors in ``config.path``, cut over a mesh.
+def load(config: AdapterConfig, decoder: DecoderConfig, device: Device | None = None) -> dict[str, Array]:
+    """The factors in ``config.path``, on some devices; None is the first of this process.
 
     Raises:
       UserError: it was made with other settings than ``config`` has, or for a model of another shape.
@@ -155,7 +154,8 @@ def load(config: AdapterConfig, decoder: DecoderConfig, mesh: Mesh | None = None
             ends = np.cumsum([tensors[part].shape[0] for part in of])
             for part, mine in zip((tensors[part] for part in of), np.split(rows, ends[:-1]), strict=True):
                 made[part.ours][part.at] = mine.T
-    return {ours: processes.place(x, named(mesh, FACTORS[ours].axes)) for ours, x in made.items()}
+    put = (device or Real()).put
+    return {ours: put(x, FACTORS[ours].axes) for ours, x in made.items()}
 
 
 def _selected(path: str) -> str:
@@ -241,6 +241,7 @@ def save(
     factors: Mapping[str, Array],
     config: AdapterConfig,
     decoder: DecoderConfig,
+    device: Device | None = None,
     *,
     base: str,
     dtype: str = "float32",
@@ -254,10 +255,12 @@ def save(
       factors: by the names in `grpojax.models.adapters.FACTORS`.
       config: what they were made with.
       decoder: config of the base.
+      device: where the factors are; None is the first of this process.
       base: the model that they belong to, as peft is to find it.
       dtype: of the file.
     """
-    whole = {ours: processes.fetch(x).astype(jax.numpy.dtype(dtype)) for ours, x in factors.items()}
+    get = (device or Real()).get
+    whole = {ours: get(x).astype(jax.numpy.dtype(dtype)) for ours, x in factors.items()}
     parts = _tensors({ours: x.shape for ours, x in whole.items()}, decoder)
     tensors = {
         name: np.ascontiguousarray(np.concatenate([whole[parts[part].ours][parts[part].at].T for part in of]))

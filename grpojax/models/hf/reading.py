@@ -36,8 +36,8 @@ from grpojax.models.hf.weights import (
     tensors_of,
     weights_on_disk,
 )
-from grpojax.models.sharding import named
 from grpojax.models.weight_table import DECODER, Weight, axes_of, check_mesh, leaf_name
+from grpojax.sharding import named
 
 Bounds = tuple[tuple[int, int], ...]  # start and stop of each axis
 
@@ -55,7 +55,7 @@ def load(
       path: a folder, local or in a bucket, with ``config.json`` and ``model.safetensors``, or shards and their index.
       tokenizer: the model's tokenizer (`load_tokenizer`). Embedding rows that are none of its ids are never drawn. None
         treats every row as a token.
-      mesh: shard the weights over it by `grpojax.models.sharding.TRAIN`; None puts them on the default device.
+      mesh: shard the weights over it by `grpojax.sharding.TRAIN`; None puts them on the default device.
       dtype: type of the weights, by default float32 (master weights). Weights that are `exact` are always float32.
 
     Raises:

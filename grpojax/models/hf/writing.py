@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from grpojax.device import Program
 from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models.decoder import Decoder
@@ -184,14 +185,14 @@ def _fetch(leaf: jax.Array, tensor: Tensor, dtype: np.dtype) -> np.ndarray:
         assert isinstance(leaf.sharding, NamedSharding)
         everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
     at = tuple(np.int32(i) for i in tensor.at)
-    value = np.asarray(_one(leaf, at, dtype=dtype, sharding=everywhere))
+    value = np.asarray(_one(dtype, everywhere)(leaf, at))
     return value.T if DECODER[tensor.ours].transposed else value
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "sharding"))
-def _one(leaf, at, *, dtype, sharding):
-    value = leaf[at].astype(dtype)
-    return value if sharding is None else jax.lax.with_sharding_constraint(value, sharding)
+@functools.cache  # jax keeps it for every shape
+def _one(dtype: np.dtype, everywhere: NamedSharding | None) -> Program:
+    placed = None if everywhere is None else lambda leaf, at: everywhere
+    return Program("", lambda leaf, at: leaf[at].astype(dtype), out=placed)
 
 
 def _header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> bytes:

@@ -162,15 +162,9 @@ class Part:
         """
         self.policy, self.longest_prompt = policy, longest_prompt
 
-    def open(self, programs: Programs, run: Callable[..., Any]) -> None:
-        """Gets the run's programs.
-
-        Args:
-          programs: of the run.
-          run: ``run(program, *args)`` calls one whose arguments are rows of minibatches; the first call compiles it for
-            both of their sizes.
-        """
-        self.programs, self.run = programs, run
+    def open(self, programs: Programs) -> None:
+        """Gets the run's programs, which ``self.policy.device`` runs (`grpojax.device.Device.call`)."""
+        self.programs = programs
 
     def saved(self) -> tuple[str, ...]:
         """The roles of `networks` that a checkpoint has."""

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from grpojax.device import Program, places
 from grpojax.models import DecoderConfig, adapters
 from grpojax.programs import policy_state
 from grpojax.programs.calls import Call
-from grpojax.programs.compiling import program
 from grpojax.programs.policy import PolicyShape
-from grpojax.programs.state import Network, decoder_network, frozen_copy, refreshed
+from grpojax.programs.state import Network, decoder_network, make_frozen_copy, refreshed
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
 from grpojax.run.parts.part import Longest, Part, State, read_shape
@@ -38,9 +38,10 @@ def _score_of(config: Config) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Refresh(Spec):
-    def make(self, learning: Learning) -> Mapping[str, Callable[..., Any]]:
+    def make(self, learning: Learning) -> Mapping[str, Program]:
         """``(reference, params, mix) -> reference``."""
-        return {"reference refresh": program("reference refresh", refreshed)}
+        out = None if learning.compute.mesh is None else lambda reference, *given: places(reference)
+        return {"reference refresh": Program("reference refresh", refreshed, out=out)}
 
 
 class Reference(Part):
@@ -89,7 +90,7 @@ class Reference(Part):
             factors = adapters.abstract(adapter, self.shape.config)
             return {ROLE: Network(params=factors, table=policy_state.table_of(adapter))}
         _, network = decoder_network(self.shape.config, None, self.shape.mesh)
-        return {ROLE: dataclasses.replace(network, params=jax.eval_shape(self._copy, network.params))}
+        return {ROLE: dataclasses.replace(network, params=jax.eval_shape(self._copy().fn, network.params))}
 
     def calls(self, longest: Longest) -> dict[str, Call]:
         reference, programs = self._weights(longest.state), longest.programs
@@ -109,8 +110,8 @@ class Reference(Part):
         if self.role != ROLE or ROLE in (restored or {}):
             return {}
         if self.shape.adapter is not None:
-            return {ROLE: policy_state.first_factors(self.shape, params, self.config.train.seed)}
-        return {ROLE: self._copy(params)}
+            return {ROLE: policy_state.first_factors(self.policy, params, self.config.train.seed)}
+        return {ROLE: self.policy.device.call(self._copy(), params)}
 
     def _weights(self, state: State) -> Any:
         """The reference in the form that the score program takes. Copies nothing."""
@@ -119,21 +120,22 @@ class Reference(Part):
             return own
         return adapters.joined(state[policy_state.BASE], own)
 
-    def _copy(self, params: Any) -> Any:
-        return frozen_copy(params, self.shape.compute, averaged=self.every > 0)
+    def _copy(self) -> Program:
+        return make_frozen_copy(self.shape.compute, averaged=self.every > 0)
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        reference = self._weights(state)
-        logps = [self.run(self.programs.score, reference, m.packed.rows).logps for m in minis]
+        reference, device = self._weights(state), self.policy.device
+        logps = [device.call(self.programs.score, reference, m.packed.rows).logps for m in minis]
         for mini, rows in zip(minis, logps, strict=True):
             mini.set(ref_logps=rows)
-        return {"ref_logps": whole(minis, logps)} if self.compares(self.variant) else {}
+        return {"ref_logps": whole(device, minis, logps)} if self.compares(self.variant) else {}
 
     def end_step(self, state: State, number: int) -> dict[str, Any]:
         if not self.every or number % self.every:
             return {}
         refresh = self.programs.parts["reference refresh"]
-        return {ROLE: refresh(state[ROLE], state["policy"].params, self.config.train.reference_mix)}
+        mix = self.config.train.reference_mix
+        return {ROLE: self.policy.device.call(refresh, state[ROLE], state["policy"].params, mix)}
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
         return {"score": forward_flops(self.shape.config, batch)}

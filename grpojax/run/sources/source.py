@@ -131,8 +131,8 @@ class InFlight:
 class Companion(Protocol):
     """Completions that a variant draws with the samples of each prompt."""
 
-    def draw(self, params: Any, problems: Sequence[data.Problem], key: Array, *, after: Rollout) -> Dispatched:
-        """Dispatches it after the samples ``after``; ``params`` are the weights that the policy samples with."""
+    def draw(self, params: Any, problems: Sequence[data.Problem], key: Array) -> Dispatched:
+        """Dispatches it; ``params`` are the weights that the policy samples with."""
         ...
 
     def submit(self, problems: Sequence[data.Problem], drawn: Rollout) -> Pending:
@@ -332,7 +332,7 @@ class Plain:
         sampled = self.policy.sample(params, self.prompts(problems, config.group), key, config)
         dispatched = [Dispatched(rollout=sampled, rows=len(problems), prompts=len(problems))]
         if self.companion is not None:
-            dispatched.append(self.companion.draw(params, problems, key, after=sampled))
+            dispatched.append(self.companion.draw(params, problems, key))
         return InFlight(number=number, problems=problems, dispatched=dispatched)
 
     def resumed(self, record: Mapping[str, Any]) -> InFlight:

@@ -1,7 +1,6 @@
 """Episodes of several turns, against rollouts that read everything again, and against the trainer's log-probs."""
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
@@ -9,10 +8,11 @@ import pytest
 from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts
 from short_blocks import blocks_of
 
+from grpojax import sharding
 from grpojax.extensions.episodes import episode_sampler
 from grpojax.extensions.episodes.episode_sampler import CHUNK
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, score, sharding
+from grpojax.models import Compute, score
 from grpojax.models.weight_table import shardings
 from grpojax.programs import packing, state
 from grpojax.programs.policy import on_shards
@@ -29,15 +29,16 @@ class Sampler:
     """`EpisodeSampler` without a `Policy`."""
 
     def __init__(self, decoder, prompts, config=CONFIG, compute=Compute(), turn=7, place=lambda x: x):  # noqa: B008
-        self.decoder, self.place, self.prompts = decoder, place, len(prompts.lengths)
+        self.place, self.prompts = place, len(prompts.lengths)
         prompts, split = on_shards(prompts, config, sharding.shards(compute.mesh))
         self.group = split.group
-        self.how = episode_sampler.how_of(split, EOS, compute, turn)
-        self.paused = episode_sampler._begins(*decoder, place(prompts), jax.random.key(0), how=self.how)
+        graph, self.params = decoder
+        begins, self.goes_on = episode_sampler.programs(graph, episode_sampler.how_of(split, EOS, compute, turn))
+        self.paused = begins(self.params, place(prompts), jax.random.key(0))
 
     def go_on(self, answers, counts):
         given = [self.place(x.reshape(-1, self.group, *x.shape[2:])) for x in (answers, counts)]
-        self.paused = episode_sampler._goes_on(*self.decoder, self.paused, *given, how=self.how)
+        self.paused = self.goes_on(self.params, self.paused, *given)
 
     @property
     def out(self):
@@ -238,7 +239,7 @@ def test_scores_of_answers_are_of_one_prompt_at_a_time(decoder, compute):
     graph, params = decoder
     with blocks_of(16):
         sampler = Sampler(decoder, some_prompts(), compute=compute)
-        traced = jax.make_jaxpr(functools.partial(episode_sampler._go_on, graph, how=sampler.how))
+        traced = jax.make_jaxpr(sampler.goes_on.fn)
         shapes = set(arrays_of(traced(params, sampler.paused, answers, counts).jaxpr))
     scores = CONFIG.group * CHUNK * BASE.num_heads * CONFIG.max_tokens
     assert max(np.prod(shape) for shape in shapes if CHUNK in shape) < 2 * scores
@@ -249,10 +250,9 @@ def test_caches_are_rewritten_in_place():
     graph, params = random_decoder(dataclasses.replace(BASE, num_layers=6), seed=5)
     config, prompts = SamplerConfig(group=8, max_tokens=1024), some_prompts()
     how = episode_sampler.how_of(config, EOS, TPU, 64)
-    begin = functools.partial(episode_sampler._begin, graph, how=how)
-    paused = jax.eval_shape(begin, params, prompts, jax.random.key(0))
+    begin, go_on = episode_sampler.programs(graph, how)
+    paused = jax.eval_shape(begin.fn, params, prompts, jax.random.key(0))
     given = [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((3, 8, 1024), (3, 8))]
-    go_on = jax.jit(functools.partial(episode_sampler._go_on, graph, how=how), donate_argnums=1)
     caches = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((paused.keys, paused.values)))
     assert go_on.lower(params, paused, *given).compile().memory_analysis().temp_size_in_bytes < caches
 

@@ -2,22 +2,14 @@
 
 import pytest
 import run_calls
-import spies
 from fake_environments import Fake
 
-from grpojax.extensions.episodes import episode_sampler, players
+from grpojax.extensions.episodes import players
 
 
 @pytest.mark.exhaustive("extensions/episodes/test_episodes.py::test_it_makes_no_difference_when_answers_come")
 def test_a_runs_programs_are_called_with_what_is_said_of_them(recipe, tmp_path, monkeypatch):
     seen = run_calls.record(monkeypatch)
-
-    def turns(program, graph, *args, how):
-        seen.note(program, args, {})
-        return program(graph, *args, how=how)
-
-    for program in ("_begins", "_goes_on"):
-        monkeypatch.setattr(episode_sampler, program, spies.Spy(getattr(episode_sampler, program), turns))
     monkeypatch.setattr(players, "environments_of", lambda *_: Fake())
     case = ["environment={name: 'a:B', max_turns: 3}", "rollout.max_turn_tokens=5"]
     run_calls.check(seen, recipe, tmp_path, case)

@@ -116,14 +116,13 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight(reci
     )
     drawn, plain = [], killed.policy.sample
     killed.policy.sample = lambda *given, **more: drawn.append(given) or plain(*given, **more)
-    plain_update = killed.learner.programs.update
 
     def die(*given):
         if killed.done == 4:
             raise KeyboardInterrupt
         return plain_update(*given)
 
-    spies.update_by(killed, die)
+    plain_update = spies.update_by(killed, die)
     with pytest.raises(KeyboardInterrupt):
         killed.run()
     again = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
@@ -313,10 +312,10 @@ def asked_beside(load_trainer, stray, monkeypatch):
         asked.setdefault(place, set()).add(options.get("name", str(self)))
         return bind(self, *given, **options)
 
-    def program(function, *given, **static):
+    def program(_, call, *given):
         with monkeypatch.context() as inside, jax.default_device(None):
             inside.setattr(Primitive, "bind", bind)
-            return function(*given, **static)
+            return call(*given)
 
     spies.watch(monkeypatch, program)
     trainer = load_trainer()

@@ -10,14 +10,15 @@ import pytest
 from flax import nnx
 from plain_decoder import BASE, plain_states, ragged_batch, random_decoder, whole_sequences, with_tokens
 
-from grpojax import losses, masked, variants
+from grpojax import losses, masked, sharding, variants
+from grpojax.device import ROWS, Real
 from grpojax.extensions.methods import critic_model
 from grpojax.extensions.methods.critic_update import CriticModel, make_critic_score
-from grpojax.models import Compute, flops, sharding
+from grpojax.models import Compute, flops
 from grpojax.models.weight_table import shardings
 from grpojax.programs import packing, policy_update
-from grpojax.programs.state import init_state, place_rows
-from grpojax.programs.update import Learns, make_joint_update, make_update
+from grpojax.programs.state import init_state
+from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
 from grpojax.types import PerToken
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
@@ -126,7 +127,7 @@ def test_the_bias_follows_the_advantage():
     rule, score = optax.adam(0.01), jax.jit(make_critic_score(model))
     state, update = (
         init_state(params, rule, table=critic_model.CRITIC),
-        jax.jit(make_update(model.objective, rule, table=critic_model.CRITIC), donate_argnums=0),
+        jax.jit(make_update(model.objective, rule), donate_argnums=0),
     )
     assert not np.asarray(score(state.params, {}, packed.rows)).any()  # the head starts at 0
     for _ in range(30):
@@ -151,20 +152,16 @@ def train(sizes, *, frozen=False, updates=2, microbatches=1):
         params = jax.device_put(params, shardings(params, mesh, table=critic_model.CRITIC))
         plain = jax.device_put(plain, shardings(plain, mesh))
     states = {
-        "policy": init_state(policy, rules["policy"], mesh),
-        "critic": init_state(params, rules["critic"], mesh, critic_model.CRITIC),
+        "policy": init_state(policy, rules["policy"], Real(mesh)),
+        "critic": init_state(params, rules["critic"], Real(mesh), critic_model.CRITIC),
     }
     loss = policy_update.policy_objective(graph, losses.Objective(), compute)
-    step = jax.jit(
-        make_joint_update(
-            {"policy": Learns(loss=loss, optimizer=rules["policy"]), "critic": model.learns(rules["critic"])}, mesh
-        ),
-        donate_argnums=0,
-    )
+    learners = {"policy": Learns(loss=loss, optimizer=rules["policy"]), "critic": model.learns(rules["critic"])}
+    step = update_program("update", make_joint_update(learners), compute)
     metrics = {}
     for i in range(updates):
         packed, _ = packing.pack(example(i), shards=sharding.shards(mesh), microbatches=microbatches)
-        states, metrics = step(states, plain, place_rows(packed, mesh))
+        states, metrics = step(states, plain, Real(mesh).put(packed, ROWS))
     return states, metrics, plain
 
 

@@ -48,11 +48,7 @@ def slow(x, seconds=0.4):
 
 def take_their_time(trainer, seconds):
     """Has every rollout and every update of a trainer take so long on its device."""
-    delay, plain_sample, plain_step = (
-        jax.jit(slow, static_argnums=1),
-        trainer.policy.sample,
-        trainer.learner.programs.update,
-    )
+    delay, plain_sample = jax.jit(slow, static_argnums=1), trainer.policy.sample
 
     def sample(*given, **more):
         rollout = plain_sample(*given, **more)
@@ -64,7 +60,7 @@ def take_their_time(trainer, seconds):
         return plain_step(state, frozen, dataclasses.replace(packed, per_token=tokens))
 
     trainer.policy.sample = sample
-    spies.update_by(trainer, train_step)
+    plain_step = spies.update_by(trainer, train_step)
 
 
 def median_step(directory):

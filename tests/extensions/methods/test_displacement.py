@@ -199,7 +199,7 @@ class Counting:
         both = [self.state[role] for role in ("policy", "critic")]
         self.seen.append([float(x) for s in both for x in (s.step, s.params[0], s.opt_state[0])])
 
-    def update(self, minis, key, ready):
+    def update(self, minis, number):
         for role in ("policy", "critic"):
             before = self.state[role]
             self.state[role] = jax.tree.map(lambda x: x + 1, before)

@@ -80,7 +80,7 @@ def test_the_policy_as_its_own_teacher_teaches_nothing(recipe, tmp_path):
     run = trainer(recipe, tmp_path, recipe.parent)
     try:
         advantages, told, batch, minis = weighed(run)
-        (update,) = run.learner.update(minis, 1, lambda state: None)
+        (update,) = run.learner.update(minis, 1)
     finally:
         run.close()
     assert not advantages.any() and told["teacher/kl"] == 0

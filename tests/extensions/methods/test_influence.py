@@ -1,6 +1,5 @@
 """NTHR's scores group by group on the devices, against the pure functions on everything at once."""
 
-import functools
 import importlib.util
 
 import jax
@@ -14,8 +13,8 @@ from grpojax.extensions.methods import influence as influences
 from grpojax.extensions.methods import regroup, token_influence
 from grpojax.models import decoder as dec
 from grpojax.models.compute import ModelConfig
-from grpojax.models.sharding import MeshConfig
 from grpojax.programs.policy import Policy
+from grpojax.sharding import MeshConfig
 from grpojax.types import Rows
 
 G, T, TEMPERATURE = 6, 11, 0.7
@@ -66,16 +65,10 @@ def expected(policy, problems, tokens, lengths, sign):
     ]
 
 
-@functools.cache
-def program_of(policy):
-    made = token_influence.make_influence(policy.graph, policy.compute, temperature=TEMPERATURE)
-    return jax.jit(made, static_argnames=("copies", "group"))
-
-
 def computed(policy, params, problems, tokens, lengths, sign, *, most, own, at_once=24):
     mask = np.asarray(masked.from_lengths(lengths, T))
     right = (mask & (sign > 0)[..., None]).astype(np.float32)
-    run = influences.Influences(policy, program_of(policy), longest_prompt=8)
+    run = influences.Influences(policy, temperature=TEMPERATURE, longest_prompt=8)
     return run(params, problems, tokens, lengths, mask, right, most=most, tokens_at_once=at_once, own=own)
 
 
@@ -94,14 +87,14 @@ def check(got, want, lengths):
 def test_streamed_scores_are_the_pure_functions(one, monkeypatch):
     """Blocks of the vocabulary, parts of a group, groups that fill up, a sample without a token."""
     monkeypatch.setattr(token_influence, "_BLOCK", 8)
-    program_of.cache_clear()
+    influences.influence_program.cache_clear()
     batch = groups(3)
     want = expected(one, *batch)
     got = computed(one, one.params, *batch, most=7, own=True)
     total, n, others, scale = check(got, want, batch[2])
     right = batch[3] > 0
     np.testing.assert_allclose(((total - got.own) / n)[right], others[right], atol=2e-5 * scale)
-    program_of.cache_clear()
+    influences.influence_program.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -121,12 +114,13 @@ def test_scores_are_the_same_on_eight_devices(recipe, one, mesh, n, most):
 
 def test_a_ragged_run_compiles_few_programs(one):
     """Twelve steps in which groups, lengths and distinct tokens differ: of three shapes all occur, and no other."""
-    program_of.cache_clear()
+    influences.influence_program.cache_clear()
     for step in range(12):
         problems, tokens, lengths, sign = groups(1 + 5 * step % 7, vocab=4 + 3 * step)
         lengths = np.minimum(lengths, 2 + step)
         computed(one, one.params, problems, tokens, lengths, sign, most=7, own=False, at_once=99)
-    assert program_of(one)._cache_size() == 3
+    program = influences.influence_program(one.graph, one.compute, TEMPERATURE, 1, 0)
+    assert program.jitted()._cache_size() == 3
 
 
 def test_vocabulary_is_a_groups_own_tokens():
@@ -151,8 +145,9 @@ COMPILE = """
 import functools
 import jax
 import numpy as np
-from grpojax.models import Compute, DecoderConfig, sharding
-from grpojax.models.sharding import MeshConfig
+from grpojax import sharding
+from grpojax.models import Compute, DecoderConfig
+from grpojax.sharding import MeshConfig
 from grpojax.extensions.methods import token_influence
 from grpojax.programs import packing
 from grpojax.programs.state import abstract_state, decoder_network

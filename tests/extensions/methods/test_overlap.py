@@ -8,6 +8,7 @@ from collections import Counter, deque
 import jax
 import numpy as np
 import pytest
+import spies
 from runs import Trainer, numbers, plain_source
 
 from grpojax import data, variants
@@ -196,9 +197,8 @@ def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
 )
 def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path, monkeypatch):
     trainer = Trainer(load(recipe, tmp_path / "run", "rollout.overlap=0", "train.steps=1"))
-    carried, sample = [], sampler.sample_groups
-    monkeypatch.setattr(sampler, "sample_groups", lambda *a, **k: carried.append(k["partial"]) or sample(*a, **k))
-    assert trainer.run() and carried and not any(carried)
+    seen = spies.record(monkeypatch)
+    assert trainer.run() and {len(args) for name, args in seen if name == "rollout"} == {3}
     assert trainer.state.partial is None and not any("rollout/" in name for name in lines_of(tmp_path / "run")[0])
 
 

@@ -117,15 +117,15 @@ def run(recipe, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "whole"
     trainer = Trainer(load(recipe, directory))
     kept, apart = [], []
-    note, score = trainer.source.note, trainer.learner.score
+    note, score_all, score = trainer.source.note, trainer.learner.score, trainer.learner.programs.score
     trainer.source.note = lambda drawn, passes: (kept.extend(drawn), note(drawn, passes))
 
     def scored(minis):
         for m in minis:
-            own = trainer.learner.programs.score(trainer.learner.state["policy"].params, m.packed.rows).logps
+            own = score(trainer.learner.state["policy"].params, m.packed.rows).logps
             off = np.abs(np.asarray(own) - np.asarray(m.packed.per_token.sampler_logps))
             apart.append(off[m.layout.index >= 0].max())
-        return score(minis)
+        return score_all(minis)
 
     trainer.learner.score = scored
     assert trainer.run()

@@ -74,7 +74,7 @@ def step_of(trainer):
         assert rows.sampler_logps is None
         old, ref = (mini.layout.unpack(np.asarray(x)) for x in (rows.old_logps, rows.ref_logps))
         advantages, _, _ = learner.weigh(minis, batch, signals)
-        owed = learner.update(minis, 1, lambda state: None)
+        owed = learner.update(minis, 1)
         return Step(batch, texts(batch, trainer.policy), old, ref, advantages, owed)
     finally:
         trainer.close()

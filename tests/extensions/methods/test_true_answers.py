@@ -141,7 +141,7 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
                 by_name={name: np.where(fails, 0.0, 1.0 * x + [1, 0, 0, 0]) for name, x in batch.by_name.items()},
             )  # fmt: skip
             likelihood.append(learner.signals_after_rewards(batch, batch.total)[0]["likelihood"])
-        assert learner.programs.score._cache_size() <= 3
+        assert learner.programs.score.jitted()._cache_size() <= 3
         assert len({int(np.isfinite(x).sum()) for x in likelihood}) > 5
     finally:
         trainer.close()
@@ -156,7 +156,7 @@ def check_too_long(trainer):
     assert logged["ground_truth/too_long"] == long.sum() and 0 < long.sum() < long.size - 8
     minis = learner.pack(batch)
     advantages, _, _ = learner.weigh(minis, batch, learner.score(minis))
-    weights = whole(minis, [m.packed.per_token.weights for m in minis])
+    weights = whole(policy.device, minis, [m.packed.per_token.weights for m in minis])
     assert not advantages[long].any() and not weights[long].any() and weights[~long].any(-1).all()
     sums = np.where(long, 0, advantages[..., 0]).sum(1)
     np.testing.assert_allclose(sums, 0, atol=1e-5)

@@ -9,8 +9,9 @@ import pytest
 from plain_decoder import BASE, random_decoder
 from short_blocks import blocks_of
 
+from grpojax import sharding
 from grpojax.extensions.plan import hlo
-from grpojax.models import Compute, sharding
+from grpojax.models import Compute
 from grpojax.models.weight_table import shardings
 from grpojax.programs import state
 from grpojax.programs.sampler import SamplerConfig, sample_groups

@@ -6,14 +6,15 @@ import jax
 import numpy as np
 from plain_decoder import MIXTURE, ragged_batch, random_decoder
 
-from grpojax import losses
+from grpojax import losses, sharding
+from grpojax.device import ROWS, Real
 from grpojax.extensions.plan import hlo
-from grpojax.models import Compute, decoder, score, sharding
+from grpojax.models import Compute, decoder, score
 from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
 from grpojax.programs import packing, policy_update, state
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
-from grpojax.programs.update import make_update
+from grpojax.programs.update import make_update, update_program
 
 MESH = sharding.MeshConfig(data=2, fsdp=2, tensor=2)
 
@@ -55,8 +56,8 @@ def test_an_update_never_gathers_experts_over_their_own_axis():
     graph = decoder.abstract(config)[0]
     compute = Compute(mesh=mesh, experts="grouped")
     loss = policy_update.policy_objective(graph, losses.Objective(), compute, balance_coef=0.0)
-    step = jax.jit(make_update(loss, tx, mesh), donate_argnums=0)
-    moved = hlo.analyse(step.lower(learner, {}, state.place_rows(packed, mesh)).compile().as_text()).collectives
+    step = update_program("update", make_update(loss, tx), compute)
+    moved = hlo.analyse(step.lower(learner, {}, Real(mesh).put(packed, ROWS)).compile().as_text()).collectives
     one = config.hidden_size * 128 * 4  # bytes of one matrix of one expert
     moved = [c for c in moved if len(c.groups[0]) > 1]
     assert max(c.size for c in moved if c.kind != "all-to-all") < one

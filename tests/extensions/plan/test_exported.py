@@ -12,8 +12,8 @@ from exported import MOVES, TRITON, decode_loop, factors, finer, in_kernels, mad
 from plain_decoder import BASE
 from refusals import RECIPE
 
+from grpojax import sharding
 from grpojax.extensions.plan import plan_chips, plan_report, planner
-from grpojax.models import sharding
 from grpojax.run import recipe as recipes
 from grpojax.run.calls import calls_of
 

@@ -12,8 +12,9 @@ from cache_programs import SMALL, lowered
 from compiled_writes import each_token
 from short_blocks import blocks_of
 
+from grpojax import sharding
 from grpojax.extensions.plan import hlo, plan_shapes
-from grpojax.models import Compute, flops, sharding
+from grpojax.models import Compute, flops
 from grpojax.programs import kv_cache
 from grpojax.programs.sampler import SamplerConfig
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from plain_decoder import BASE, ragged_batch, random_decoder
 
+from grpojax import sharding
 from grpojax.extensions.plan import hlo
-from grpojax.models import Compute, sharding
+from grpojax.models import Compute
 from grpojax.models.weight_table import shardings
 from grpojax.programs import state
 from grpojax.programs.sampler import SamplerConfig, sample_groups

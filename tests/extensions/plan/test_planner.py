@@ -12,13 +12,14 @@ import pytest
 import tpu_compiler
 import tpu_plans
 
+from grpojax import sharding
 from grpojax.cli import main as cli
 from grpojax.extensions.plan import plan_chips, plan_compile, plan_report, planner
 from grpojax.extensions.plan.cli import plan
 from grpojax.extensions.plan.hlo import Traffic
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
-from grpojax.models import Compute, DecoderConfig, dispatch, flops, sharding
+from grpojax.models import Compute, DecoderConfig, dispatch, flops
 from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import ModelConfig
 from grpojax.models.decoder_config import Experts
@@ -41,7 +42,7 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 
 MESH = """
 import sys
-from grpojax.models import sharding
+from grpojax import sharding
 from grpojax.extensions.plan import planner
 print(planner.topology_mesh(sys.argv[1], sharding.MeshConfig()).shape)
 """
@@ -279,7 +280,7 @@ def test_a_variants_own_programs_are_those_that_its_run_calls(variant, more, nam
     assert [name for name in calls if name not in ("update", "score", "reshard", "evaluation")] == names
     assert calls["evaluation"].args[1].tokens.shape == (8, 8)  # train.eval_limit
     for name in names:
-        calls[name].program.trace(*calls[name].args, **calls[name].static)
+        calls[name].program.trace(*calls[name].args)
 
 
 def test_what_reads_rows_of_minibatches_is_there_for_both_of_their_sizes():
@@ -371,7 +372,7 @@ def test_a_v4_chip_is_one_device():
 
 
 SLICES = """
-from grpojax.models import sharding
+from grpojax import sharding
 from grpojax.extensions.plan import planner
 mesh = planner.topology_mesh("v5e:2x2", sharding.MeshConfig(data=2), 2)
 print(mesh.shape, [[d.slice_index for d in row.flat] for row in mesh.devices])
@@ -493,7 +494,7 @@ def test_the_batch_is_the_trainers():
 
     call, packed = batch(4)
     assert call.args[1].tokens.shape == (8, 64)
-    assert call.program.__wrapped__.__wrapped__.keywords["config"].group == 4
+    assert call.program.fn.keywords["config"].group == 4
     assert packed.rows.tokens.shape == (1, 8, 4, 128)
     # advantages, weights, and the log-probs of reference and sampler
     assert [x.shape for x in jax.tree.leaves(packed) if x.dtype == np.float32] == 4 * [(1, 8, 4, 128)]

@@ -21,5 +21,5 @@ def standard_error(*command):
 
 @pytest.mark.slow
 def test_nor_does_a_plan():
-    look = "from grpojax.extensions.plan import planner; from grpojax.models.sharding import MeshConfig; "
+    look = "from grpojax.extensions.plan import planner; from grpojax.sharding import MeshConfig; "
     assert standard_error("-c", look + "planner.topology_mesh('v5p:2x2x2', MeshConfig())") == ""

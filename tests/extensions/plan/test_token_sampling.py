@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from grpojax import sharding
 from grpojax.extensions.plan import hlo
-from grpojax.models import sharding
 from grpojax.programs.token_sampling import DrawConfig, draw
 
 

@@ -9,7 +9,7 @@ import sys
 import types
 
 import answered_runs
-import fake_programs
+import fake_device
 import jax
 import numpy as np
 import pytest
@@ -48,9 +48,9 @@ def unbroken(recipes, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unbroken_fake(recipes, tmp_path_factory):
-    """The same with plain functions for programs (`fake_programs`)."""
+    """The same with results that are made up (`fake_device`)."""
     folder = tmp_path_factory.mktemp("fakes")
-    with fake_programs.in_place((finetune, "make_supervised_programs")):
+    with fake_device.in_place():
         for kind in LOAD:
             assert run_of(recipes, kind, folder / kind).run()
     return folder

@@ -11,14 +11,14 @@ import tiny_hf
 from flax import nnx
 from plain_decoder import BASE, plain_batch, ragged_batch, random_decoder, with_tokens
 
-from grpojax import losses, masked, models
+from grpojax import losses, masked, models, sharding
+from grpojax.device import ROWS, Real, quick_options
 from grpojax.extensions.supervised import programs, supervised_update
-from grpojax.models import Compute, sharding
+from grpojax.models import Compute
 from grpojax.models.weight_table import shardings
-from grpojax.programs import compiling, packing, state
 from grpojax.programs import optimizer as opt
-from grpojax.programs.update import make_update
-from grpojax.run import programs as run_programs
+from grpojax.programs import packing, state
+from grpojax.programs.update import make_update, update_program
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
 SGD = opt.OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0, grad_clip=0.0)
@@ -71,8 +71,8 @@ def updated(kind, *, sizes=None, microbatches=1, attention="xla"):
         params = jax.device_put(params, shardings(params, mesh))
     rule = opt.make_optimizer(SGD, 10)
     part = part_of(kind, shards=sharding.shards(mesh), microbatches=microbatches, gather=compute.needs_gather)
-    step = jax.jit(make_update(objective(kind, graph, compute), rule, mesh), donate_argnums=0)
-    after, metrics = step(state.init_state(params, rule, mesh), None, state.place_rows(part, mesh))
+    step = update_program("update", make_update(objective(kind, graph, compute), rule), compute)
+    after, metrics = step(state.init_state(params, rule, Real(mesh)), None, Real(mesh).put(part, ROWS))
     return jax.tree.map(np.asarray, after.params), {k: float(getattr(v, "value", v)) for k, v in metrics.items()}
 
 
@@ -175,8 +175,5 @@ def test_the_loss_and_its_gradient_are_transformers(tmp_path):
 
 def test_update_and_scores_have_the_options_for_xla(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
-    options, made = compiling.quick_options(), {}
-    for module in (programs, run_programs):
-        monkeypatch.setattr(module, "program", lambda name, _, options=None, **how: made.update({name: options}))
-    programs.make_supervised_programs(None, Compute(), lambda *given: None, SGD, 10)
-    assert options is not None and made == {"score": options, "update": options}
+    options, made = quick_options(), programs.make_supervised_programs(None, Compute(), lambda *given: None, SGD, 10)
+    assert options is not None and (made.score.options, made.update.options) == (options, options)

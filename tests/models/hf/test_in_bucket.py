@@ -12,7 +12,7 @@ from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models import hf
 from grpojax.models.hf.weights import open_file
-from grpojax.models.sharding import MeshConfig, make_mesh
+from grpojax.sharding import MeshConfig, make_mesh
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from hf_compare import assert_same_torch, assert_same_weights, leaves, our_logps
 from grpojax import models
 from grpojax.host.errors import UserError
 from grpojax.models.hf import reading
-from grpojax.models.sharding import MeshConfig, make_mesh, named
 from grpojax.models.weight_table import axes_of
+from grpojax.sharding import MeshConfig, make_mesh, named
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ from flax import nnx
 from pathlib import Path
 from safetensors.numpy import load_file
 from grpojax.models import decoder, hf, weight_table
-from grpojax.models.sharding import MeshConfig, make_mesh, named
+from grpojax.sharding import MeshConfig, make_mesh, named
 
 def status(field):
     return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith(field + ":"))

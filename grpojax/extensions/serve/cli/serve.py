@@ -30,9 +30,9 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.data import BUILTIN
     from grpojax.extensions.serve import openai_api
     from grpojax.extensions.serve.batcher import Batcher
+    from grpojax.host.compile_cache import keep_compiled
     from grpojax.host.console import log
     from grpojax.host.errors import UserError
-    from grpojax.programs.compiling import keep_compiled
 
     for name in ("batch", "max_tokens"):
         if getattr(args, name) < 1:

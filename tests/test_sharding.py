@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tpu_compiler
 
+from grpojax import sharding
 from grpojax.host.errors import UserError
-from grpojax.models import sharding
-from grpojax.models.sharding import MeshConfig, make_mesh
+from grpojax.sharding import MeshConfig, make_mesh
 
 
 def chips(shape, slices=1, kind="TPU v5"):
@@ -108,7 +108,7 @@ import os
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 from jax.experimental import topologies
 from grpojax.host.errors import UserError
-from grpojax.models.sharding import MeshConfig, make_mesh
+from grpojax.sharding import MeshConfig, make_mesh
 for name, slices, sizes in [("v5e:4x4", 2, (2, 16, 1)), ("v5e:4x4", 2, (4, 4, 2)), ("v5p:2x2x4", 2, (4, 4, 2))]:
     devices = topologies.get_topology_desc(name, platform="tpu", num_slices=slices).devices
     mesh = make_mesh(MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]), devices)

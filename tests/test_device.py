@@ -1,7 +1,8 @@
-"""What was compiled once is read the next time, and where it is kept."""
+"""Programs and the devices that run them; what is compiled ahead, and what is read at the next start."""
 
 import logging
 import os
+import re
 import threading
 import time
 from collections import Counter
@@ -13,15 +14,19 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+import grpojax
+from grpojax import device
+from grpojax.device import ROWS, SHARD, WHOLE, CompileAhead, Program, Real, places
+from grpojax.host import compile_cache
+from grpojax.host.compile_cache import cache_folder, keep_compiled
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute
-from grpojax.programs import compiling
-from grpojax.programs.compiling import CompileAhead, cache_folder, keep_compiled, program
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.run import programs
 from grpojax.run import recipe as recipe_module
 from grpojax.run.trainer import Trainer
+from grpojax.sharding import MeshConfig, make_mesh, named
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -83,7 +88,7 @@ def test_a_folder_that_cannot_be_made(own_cache, monkeypatch, caplog):
         keep_compiled()
     assert chosen() is None and "nothing that is compiled is kept" in caplog.text
     monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache))
-    monkeypatch.setattr(compiling.os, "access", lambda place, mode: False)
+    monkeypatch.setattr(compile_cache.os, "access", lambda place, mode: False)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         keep_compiled()
@@ -91,7 +96,7 @@ def test_a_folder_that_cannot_be_made(own_cache, monkeypatch, caplog):
 
 
 def test_the_users_folder_does_not_grow_for_ever(own_cache, monkeypatch):
-    monkeypatch.setattr(compiling, "OWN_BYTES", 100)
+    monkeypatch.setattr(compile_cache, "OWN_BYTES", 100)
     own, given = own_cache / "home/grpojax/compile", own_cache / "given"
     for folder in (own, given):
         folder.mkdir(parents=True)
@@ -109,7 +114,7 @@ def test_the_users_folder_does_not_grow_for_ever(own_cache, monkeypatch):
 
 
 def new_program():
-    return program("sum", lambda x, y: x * 3 + y)
+    return Program("sum", lambda x, y: x * 3 + y)
 
 
 def test_a_program_that_was_compiled_before_is_read(own_cache, caplog):
@@ -123,8 +128,8 @@ def test_a_program_that_was_compiled_before_is_read(own_cache, caplog):
 
 def test_a_step_is_excused_while_something_is_traced_or_compiled():
     seen = []
-    program("sum", lambda x: seen.append(compiling.compiling()) or x + 1)(jnp.arange(3))
-    assert seen == [True] and not compiling.compiling()
+    Program("sum", lambda x: seen.append(device.compiling()) or x + 1)(jnp.arange(3))
+    assert seen == [True] and not device.compiling()
 
 
 @pytest.mark.slow
@@ -157,8 +162,9 @@ def shape(n):
     return jax.ShapeDtypeStruct((n,), jnp.float32)
 
 
-def test_a_call_finds_what_was_compiled_ahead_and_waits_for_no_other(compiles):
-    """Each is compiled once; one that no thread has taken yet is compiled by its call."""
+def test_a_call_finds_what_was_compiled_ahead_and_waits_for_no_other(compiles, caplog):
+    """Each is compiled once; one that no thread has taken yet is compiled by its call. The log tells them apart."""
+    caplog.set_level(logging.INFO)
     function, started, go = new_program(), threading.Event(), threading.Event()
 
     def slow(x):
@@ -166,9 +172,9 @@ def test_a_call_finds_what_was_compiled_ahead_and_waits_for_no_other(compiles):
         assert go.wait(60)
         return x
 
-    many = [(program("slow", lambda x, i=i: slow(x) + i), (shape(3),)) for i in range(os.cpu_count() or 1)]
+    many = [(Program("slow", lambda x, i=i: slow(x) + i), (shape(3),), "") for i in range(os.cpu_count() or 1)]
     compiles.clear()
-    run = CompileAhead([(function, (1.0, shape(7))), *many, (function, (1.0, shape(5)))])
+    run = CompileAhead([(function, (1.0, shape(7)), " of 7"), *many, (function, (1.0, shape(5)), " of 5")])
     assert started.wait(60)
     until = time.monotonic() + 60
     while "jit(sum)" not in compiles and time.monotonic() < until:
@@ -179,14 +185,15 @@ def test_a_call_finds_what_was_compiled_ahead_and_waits_for_no_other(compiles):
     go.set()
     run.close()
     assert compiles.count("jit(sum)") == 2
+    assert {"compiling sum of 7", "compiling sum of 5"} <= {*caplog.messages}
 
 
 def test_what_fails_to_compile_ahead_raises_in_its_call():
     def refused(x):
         raise ValueError("no memory")
 
-    broken, fine = program("broken", refused), program("fine", lambda x: x)
-    run = CompileAhead([(broken, (shape(2),)), (fine, (shape(2),))])
+    broken, fine = Program("broken", refused), Program("fine", lambda x: x)
+    run = CompileAhead([(broken, (shape(2),), ""), (fine, (shape(2),), "")])
     assert run(fine, jnp.ones(2)).shape == (2,)
     with pytest.raises(ValueError, match="no memory"):
         run(broken, jnp.ones(2))
@@ -202,7 +209,7 @@ def test_a_run_that_is_over_compiles_nothing_more_and_logs_nothing(compiles, cap
         assert go.wait(60)
         return x + 1
 
-    run = CompileAhead([(program("late", slow), (shape(2),))])
+    run = CompileAhead([(Program("late", slow), (shape(2),), "")])
     assert traced.wait(60)
     run.close()
     go.set()
@@ -232,7 +239,7 @@ def test_options_of_an_update_are_known_to_xla_and_change_nothing_but_rounding(m
     w = jnp.linspace(0.0, 1.0, 91).reshape(7, 13)
     plain = jax.jit(lambda x: jax.nn.softmax(jnp.tanh(x @ w)).sum(0))
     monkeypatch.setenv("XLA_FLAGS", "")
-    options = compiling.quick_options()
+    options = device.quick_options()
     assert options is not None and options["xla_backend_optimization_level"] == 1
     quick = jax.jit(plain.__wrapped__, compiler_options=options)
     np.testing.assert_allclose(quick(w.T), plain(w.T), rtol=1e-6)
@@ -241,20 +248,59 @@ def test_options_of_an_update_are_known_to_xla_and_change_nothing_but_rounding(m
 def test_updates_and_scores_of_runs_have_them(monkeypatch):
     """The policy's two and not the covariance mask's."""
     monkeypatch.setenv("XLA_FLAGS", "")
-    options, made = compiling.quick_options(), {}
-    monkeypatch.setattr(programs, "program", lambda name, _, options=None, **how: made.update({name: options}))
-    rule = OptimizerConfig(learning_rate=1e-3)
+    options, rule = device.quick_options(), OptimizerConfig(learning_rate=1e-3)
     learning = programs.Learning(
         graph=None, compute=Compute(), objective=Objective(), optimizer=rule, updates=10, temperature=1.0
     )
-    programs.make_programs.__wrapped__(learning)
-    assert made == {"score": options, "update": options, "covariance mask": None}
+    made = programs.make_programs.__wrapped__(learning)
+    assert (made.score.options, made.update.options, made.covariance_mask.options) == (options, options, None)
 
 
 def test_options_of_an_update_leave_the_users_and_other_platforms_alone(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=2")
-    assert "xla_backend_optimization_level" not in (compiling.quick_options("cpu") or {})
+    assert "xla_backend_optimization_level" not in (device.quick_options("cpu") or {})
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=2 --xla_cpu_use_fusion_emitters=true")
-    assert compiling.quick_options("cpu") is None
+    assert device.quick_options("cpu") is None
     monkeypatch.setenv("XLA_FLAGS", "")
-    assert compiling.quick_options("gpu") is None and compiling.quick_options("tpu") is None
+    assert device.quick_options("gpu") is None and device.quick_options("tpu") is None
+
+
+def test_the_core_jits_in_one_place():
+    """Kernels aside, which are called inside of programs."""
+    root = Path(grpojax.__file__).parent
+    files = [
+        f
+        for f in root.rglob("*.py")
+        if "extensions" not in f.parts and re.search(r"\bp?jit\(|jax\.jit\b", f.read_text())
+    ]
+    assert {str(f.relative_to(root)) for f in files} == {"device.py", "programs/decode_attention_gpu.py"}
+
+
+def test_what_several_processes_hold_together_comes_whole_and_in_the_tree_it_was_in():
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    device, x = Real(mesh), np.arange(48, dtype=np.int32).reshape(2, 4, 6)
+    placed = device.put({"rows": x, "none": None}, ROWS)
+    assert placed["rows"].sharding == named(mesh, ROWS) and placed["none"] is None
+    assert device.put(x[0]).sharding == named(mesh, SHARD) and device.put(x, WHOLE).is_fully_replicated
+    got = device.get({**placed, "host": x, "number": 1.5})
+    np.testing.assert_array_equal(got["rows"], x)
+    assert got["host"] is x and got["number"] == 1.5
+    alone = Real(alone=jax.devices()[3])
+    assert alone.put(x).committed and alone.put(x).devices() == {jax.devices()[3]}
+
+
+def test_a_program_lays_its_results_out_as_it_says():
+    """It is asked at the first call, also for shapes; one with a mesh of its own is not asked again."""
+    mesh, asked = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), []
+    device = Real(mesh)
+
+    def out(x):
+        asked.append(x.shape)
+        return places(x), None
+
+    program = Program("halves", lambda x: (x / 2, x.sum()), donate=(0,), out=out)
+    for n in (8, 16):
+        x = device.put(np.ones((n, 3), np.float32))
+        half, total = device.call(program, x)
+        assert half.sharding == named(mesh, SHARD) and float(total) == 3 * n and x.is_deleted()
+    assert asked == [(8, 3)]

@@ -1,13 +1,13 @@
-"""Fakes of a run's programs (`fake_programs`) are called as the real ones are, and answer in the same form.
+"""A fake device (`fake_device`) is called as a real one is, and answers in the same form.
 
-That a run of fakes goes on bit for bit is in `test_faults.py`; here is that a fake takes no less and gives no less.
+That a run on it goes on bit for bit is in `test_faults.py`; here is that it takes no less and gives no less.
 """
 
 import dataclasses
 import functools
 
 import fake_checks
-import fake_programs
+import fake_device
 import jax
 import numpy as np
 import pytest
@@ -26,15 +26,15 @@ policy = fake_checks.policy
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_program_has_a_fake_that_takes_and_gives_the_same(recipe, policy, tmp_path, case, monkeypatch):
+def test_it_takes_and_gives_for_every_program_what_a_real_one_does(recipe, policy, tmp_path, case):
     config = recipes.load(recipe, [f"run.dir={tmp_path}", "rewards.0.name=tiny_run:parity", *CASES[case]])
-    fake_checks.check_every(config, policy, monkeypatch)
+    fake_checks.check_every(config, policy)
 
 
-def test_what_the_real_program_does_not_take_the_fake_refuses(recipe, policy, tmp_path):
+def test_it_refuses_what_the_real_program_does_not_take(recipe, policy, tmp_path):
     call = calls.calls_of(recipes.load(recipe, [f"run.dir={tmp_path}"]), policy.shape).calls["update"]
     state, frozen, packed = numbers_for(call.args)
-    fake = fake_programs.Fake(call.program)
+    fake = functools.partial(fake_device.Fake().call, call.program)
     for given in ((state, frozen, packed.rows), (state, frozen), (state.params, frozen, packed)):
         with pytest.raises((AttributeError, TypeError)):
             fake(*given)
@@ -45,7 +45,7 @@ def test_what_the_real_program_does_not_take_the_fake_refuses(recipe, policy, tm
 
 
 @pytest.mark.usefixtures("fakes")
-def test_a_run_of_fakes_follows_from_all_of_its_state(recipe, tmp_path):
+def test_a_run_on_it_follows_from_all_of_its_state(recipe, tmp_path):
     """Weights, moments and samples: one of them changed a little, every number after it is another."""
 
     def run(name, change=lambda state: state):
@@ -73,12 +73,11 @@ def test_samples_have_the_form_of_the_real_ones(policy):
         uids=np.array([3, 9], np.uint32),
         first_sample=np.zeros(2, np.int32),
     )
-    how = {"eos_ids": (1,), "compute": Compute()}
-    draw = functools.partial(sampler.sample_groups, policy.graph, **how)
-    fake = functools.partial(fake_programs.sample_groups, policy.graph, **how)
-    key = jax.random.key(0)
-    want = jax.eval_shape(lambda params: draw(params, prompts, key, config), policy.params)
-    got = fake(policy.params, prompts, key, config)
+    made = functools.partial(sampler.rollout_program, policy.graph, config, eos_ids=(1,), compute=Compute())
+    draws, goes_on, ends = made(), made(left=7), made(left=0)
+    key, fake = jax.random.key(0), fake_device.Fake().call
+    want = jax.eval_shape(lambda params: draws.fn(params, prompts, key), policy.params)
+    got = fake(draws, policy.params, prompts, key)
     assert kinds(got) == kinds(want)
     there = np.arange(40) < np.asarray(got.lengths)[..., None]
     assert not np.asarray(got.tokens)[~there].any() and not np.asarray(got.logps)[~there].any()
@@ -86,10 +85,10 @@ def test_samples_have_the_form_of_the_real_ones(policy):
     assert (np.asarray(got.lengths)[~np.asarray(got.stopped)] == 40).all()
 
     flipped = jax.tree.map(lambda x: x[::-1], prompts)
-    again = fake(policy.params, flipped, key, config)
+    again = fake(draws, policy.params, flipped, key)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[::-1]), got, again)
-    part = fake(policy.params, prompts, key, config, partial=no_samples(2, 4, 40), left=7)
+    part = fake(goes_on, policy.params, prompts, key, no_samples(2, 4, 40))
     open_ = np.asarray(sampler.unfinished(part))
     assert 0 < open_.sum() <= 7 and not open_.any(1).all()
-    whole = fake(policy.params, prompts, key, config, partial=part, left=0)
+    whole = fake(ends, policy.params, prompts, key, part)
     jax.tree.map(np.testing.assert_array_equal, whole, got)

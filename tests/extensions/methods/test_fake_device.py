@@ -1,4 +1,4 @@
-"""Fakes of the programs of methods that need more than the core."""
+"""A fake device runs the programs of methods that need more than the core."""
 
 import fake_checks
 import pytest
@@ -11,6 +11,6 @@ policy = fake_checks.policy
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_program_has_a_fake_that_takes_and_gives_the_same(recipe, policy, tmp_path, case, monkeypatch):
+def test_it_takes_and_gives_for_every_program_what_a_real_one_does(recipe, policy, tmp_path, case):
     config = recipes.load(recipe, [f"run.dir={tmp_path}", "rewards.0.name=tiny_run:parity", *CASES[case]])
-    fake_checks.check_every(config, policy, monkeypatch)
+    fake_checks.check_every(config, policy)

@@ -1,66 +1,51 @@
-"""Plain functions in place of a run's programs, for tests of what surrounds them: nothing is compiled.
+"""A device that computes next to nothing, for tests of what surrounds a run's programs.
 
-A fake is called as the real program is. The real one is traced with the same arguments: that refuses what it does not
-take, and says what comes back and whose memory is taken over. Its results depend on every number of its arguments. So a
-run that forgets some of them, such as weights or moments, continues differently from one that was never stopped.
+It takes what the real programs take: each is traced with its arguments, which refuses what it does not take, and says
+what comes back and whose memory is taken over. Results follow from every number of the arguments. So a run that forgets
+some of them, such as weights or moments, continues differently from one that was never stopped.
 """
 
 import contextlib
-import dataclasses
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from grpojax import device
 from grpojax.programs import sampler
-from grpojax.run import trainer
+
+# These do not run the model on samples. They compile quickly, and their results are read as what they say.
+REAL = {"allocate", "episodes", "episode turns", "optimizer_init", "reference", "reshard"}
 
 
-class Fake:
-    """A program that runs on the host.
+class Fake(device.Real):
+    """Puts and gets arrays as a real device does, and makes up what programs return."""
 
-    Args:
-      program: the real one, jitted.
-    """
-
-    def __init__(self, program: Any):
-        self.__name__, self._program = program.__name__, program
-
-    def __call__(self, *args: Any, **static: Any) -> Any:
-        traced = self._program.trace(*args, **static)
-        given, takes = traced.args_info[0], lambda tree: any(info.donated for info in jax.tree.leaves(tree))
-        out = next_state(args, traced.out_info) if takes(given) else made_of(args, traced.out_info)
+    def call(self, program: device.Program, *args: Any) -> Any:
+        if program.name in REAL:
+            return super().call(program, *args)
+        if program.name == "rollout":
+            return sample_groups(*args, **program.fn.keywords)
+        traced = program.trace(*args)
+        given = traced.args_info[0]
+        takes = any(info.donated for info in jax.tree.leaves(given))
+        out = next_state(args, traced.out_info) if takes else made_of(args, traced.out_info)
         for x, info in zip(jax.tree.leaves(args), jax.tree.leaves(given), strict=True):
             if info.donated and isinstance(x, jax.Array):
                 x.delete()
         return out
 
-
-def fakes_of(value: Any) -> Any:
-    """The same value with a `Fake` in place of each program, at any depth."""
-    if dataclasses.is_dataclass(value):
-        fields = {f.name: fakes_of(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **fields)
-    if isinstance(value, Mapping):
-        return {name: fakes_of(each) for name, each in value.items()}
-    return Fake(value) if hasattr(value, "trace") else value
+    def compile_ahead(self, calls: Any) -> None:
+        """Compiles nothing."""
 
 
 @contextlib.contextmanager
-def in_place(*makers: tuple[Any, str]):
-    """Inside the context, a run that is opened has fakes for its programs, and samples that no model has drawn.
-
-    Args:
-      makers: other modules than the trainer's that make programs, with the name of their function for it.
-    """
+def in_place():
+    """Inside the context, a run that is opened has a `Fake` for its devices."""
     with pytest.MonkeyPatch.context() as patch:
-        for user, name in ((trainer, "make_programs"), *makers):
-            make = getattr(user, name)
-            patch.setattr(user, name, lambda *given, make=make: fakes_of(make(*given)))
-        patch.setattr(sampler, "sample_groups", sample_groups)
+        patch.setattr(device, "Real", Fake)
         yield
 
 
@@ -112,8 +97,8 @@ def digest(tree: Any) -> int:
 # ------------------------------------------------------------------------------------------------- samples
 
 
-def sample_groups(graph, params, prompts, key, config, *, eos_ids, compute, partial=None, left=0):
-    """As `grpojax.programs.sampler.sample_groups`. A token follows from weights, key, prompt, problem, sample and
+def sample_groups(params, prompts, key, partial=None, *, config, eos_ids, compute, left, graph=None):
+    """As `grpojax.programs.sampler.rollout_program`. A token follows from weights, key, prompt, problem, sample and
     position; every sixth ends its sample, where one can."""
     if partial is not None and compute.mesh is not None:
         raise NotImplementedError("partial samples of several shards")
