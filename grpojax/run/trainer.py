@@ -384,6 +384,7 @@ def _called_first(
     every = calls_of(sized, policy, programs=programs).calls
     names = [name for name, call in every.items() if call.ragged]
     names.sort(key=lambda name: ("update" in name, not name.startswith("ragged")))
+
     def note(name: str) -> str:
         longest = " for the longest samples" if f"ragged {name}" in every else ""
         return " for shorter samples" if name.startswith("ragged ") else longest
