@@ -35,9 +35,10 @@ _GIB = 2**30
 # By jax's name of the kind of device. TPUs: the pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" at
 # docs.cloud.google.com/tpu/docs: peak compute, HBM, interconnect (2400, 1600, 4800, 3200 Gbps a chip over 6, 4, 6, 4
 # links), data center network (6.4 and 25.6 Tbps a pod of 256 v5e and v6e, 50 Gbps a chip of v5p; none given for v4).
-# GPUs: NVIDIA's data sheets "H100 Tensor Core GPU", "H200", "A100" (all SXM) and "L4", and the white paper "Ada GPU
-# Architecture" (RTX 4090). They are figures without sparsity. NVIDIA's figure of NVLink counts both directions, so half
-# of it stands here.
+# GPUs: NVIDIA's data sheets "H100 Tensor Core GPU", "H200", "A100" (all SXM), "L4" and "T4", and the white papers "Ada
+# GPU Architecture" (RTX 4070, 4080 and 4090) and "RTX Blackwell GPU Architecture" (RTX 5090). They are figures without
+# sparsity, with sums in float32. A T4 multiplies no bfloat16: its figure is that of float32. NVIDIA's figure of NVLink
+# counts both directions, so half of it stands here.
 CHIPS = {
     "TPU v4": Chip(275e12, 1.228e12, 32 * _GIB, 50e9),
     "TPU v5 lite": Chip(197e12, 0.819e12, 16 * _GIB, 50e9, 3.125e9),
@@ -49,7 +50,11 @@ CHIPS = {
     "NVIDIA H100 80GB HBM3": Chip(989e12, 3.35e12, 80e9, 450e9),
     "NVIDIA H200": Chip(989e12, 4.8e12, 141e9, 450e9),
     "NVIDIA L4": Chip(121e12, 0.3e12, 24e9, 32e9),
+    "NVIDIA GeForce RTX 4070": Chip(58e12, 0.504e12, 12e9, 32e9),
+    "NVIDIA GeForce RTX 4080": Chip(97e12, 0.717e12, 16e9, 32e9),
     "NVIDIA GeForce RTX 4090": Chip(165e12, 1.008e12, 24e9, 32e9),
+    "NVIDIA GeForce RTX 5090": Chip(209e12, 1.792e12, 32e9, 64e9),
+    "Tesla T4": Chip(8.1e12, 0.32e12, 16e9, 16e9),
 }
 PEAK_FLOPS = {kind: chip.flops for kind, chip in CHIPS.items()}
 

@@ -27,7 +27,11 @@ _GPUS = {
     "a100": "NVIDIA A100-SXM4-80GB",
     "a100-40gb": "NVIDIA A100-SXM4-40GB",
     "l4": "NVIDIA L4",
+    "t4": "Tesla T4",
+    "rtx4070": "NVIDIA GeForce RTX 4070",
+    "rtx4080": "NVIDIA GeForce RTX 4080",
     "rtx4090": "NVIDIA GeForce RTX 4090",
+    "rtx5090": "NVIDIA GeForce RTX 5090",
 }
 
 

@@ -1,5 +1,6 @@
 """The split of a run over chips that fits them, and the longest completion that fits; by shapes, without compiling."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -14,11 +15,13 @@ from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.extensions.plan.plan_shapes import shape_of
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig
+from grpojax.models.adapters import AdapterConfig
 from grpojax.run.recipe import Config
 
 SLACK = 1.05  # a split that takes up to this times as long as the fastest is as good
 LEAST = 8192  # positions of a micro-batch on a shard; one with fewer may take just as long
 STEP = 128  # tokens; the longest completion is a multiple of it
+RANK = 16  # of adapters that a recipe does not have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +121,49 @@ def best(config: Config, target: Target, model: DecoderConfig | None = None, *, 
     whole = [fit for fit in fitting if _too_many(config, fit.split) == fewest]
     fastest = min(fit.estimate.run.step for fit in whole)
     return min((fit for fit in whole if fit.estimate.run.step <= SLACK * fastest), key=lambda fit: fit.needs)
+
+
+def changes(config: Config, target: Target, model: DecoderConfig | None = None) -> Iterator[tuple[str, Fit]]:
+    """Settings with which a recipe fits its chips, each with the split that is best then, in three ways.
+
+    Adapters learn in place of weights, are not merged for rollouts, have a base in eight bits, and get fewer prompts;
+    each of these is taken beside those before it. Fewer slots hold fewer keys and values at a time. With fewer prompts a step learns
+    from fewer samples. Of each way the first that fits is taken.
+
+    Args:
+      config, target, model: as in `best`.
+    """
+    model, rollout, adapter = _shape(config, model), config.rollout, config.model.adapter
+    for way in (
+        _adapted(config, adapter or AdapterConfig(rank=RANK)) if adapter is None or not adapter.dora else (),
+        _smaller(config, "decode_slots", rollout.decode_slots or rollout.group),
+        _smaller(config, "prompts", rollout.prompts),
+    ):
+        for settings, changed in way:
+            with contextlib.suppress(UserError):  # it divides over no mesh, or does not go with another setting
+                if (found := best(changed, target, model)).fits:
+                    yield settings, found
+                    break
+
+
+def _adapted(config: Config, adapter: AdapterConfig) -> Iterator[tuple[str, Config]]:
+    said, model = [] if config.model.adapter is not None else [f"model.adapter.rank={adapter.rank}"], config.model
+    if said:
+        yield said[0], dataclasses.replace(config, model=dataclasses.replace(model, adapter=adapter))
+    for name, value in (("merged", False), ("base", "int8")):
+        if getattr(adapter, name) != value:
+            said.append(f"model.adapter.{name}={str(value).lower()}")
+            adapter = dataclasses.replace(adapter, **{name: value})
+            yield " ".join(said), dataclasses.replace(config, model=dataclasses.replace(model, adapter=adapter))
+    last = dataclasses.replace(config, model=dataclasses.replace(model, adapter=adapter))
+    for more, changed in _smaller(last, "prompts", last.rollout.prompts):
+        yield " ".join((*said, more)), changed
+
+
+def _smaller(config: Config, name: str, most: int) -> Iterator[tuple[str, Config]]:
+    for value in itertools.takewhile(bool, (most >> n for n in itertools.count(1))):
+        rollout = dataclasses.replace(config.rollout, **{name: value})
+        yield f"rollout.{name}={value}", dataclasses.replace(config, rollout=rollout)
 
 
 def _too_many(config: Config, split: Split) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,29 @@ def test_what_fits_nowhere_lacks_as_little_as_it_can():
         other = load("model.path=Qwen2.5-72B-Instruct", f"mesh.fsdp={fsdp}", f"mesh.tensor={8 // fsdp}")
         programs = plan_estimate.of_recipe(other, target).programs
         assert max(p.total + p.resident for p in programs) >= found.needs
+
+
+@pytest.mark.parametrize(
+    ("device", "overrides", "names"),
+    [
+        ("rtx4080", ("model.path=Qwen2.5-7B-Instruct",), ["merged base prompts"]),
+        ("rtx5090", ("model.path=Qwen2.5-1.5B", "model.adapter=null"), ["rank", "prompts"]),
+        (
+            "rtx4070",
+            ("model.path=Qwen2.5-1.5B", "rollout.max_tokens=4096"),
+            ["merged base prompts", "decode_slots", "prompts"],
+        ),
+        ("t4", ("model.path=Qwen2.5-72B",), []),
+    ],
+)
+def test_what_fits_with_no_split_gets_settings_with_which_it_does(device, overrides, names):
+    target = plan_chips.parse(device)
+    assert not plan_search.best(load(*overrides), target).fits
+    found = list(plan_search.changes(load(*overrides), target))
+    assert [" ".join(re.findall(r"(\w+)=", said)) for said, _ in found] == names
+    for said, fit in found:
+        again = plan_estimate.of_recipe(load(*overrides, *said.split(), *fit.settings.split()), target)
+        assert again.fits and fit.needs == max(p.total + p.resident for p in again.programs)
 
 
 def test_sizes_that_divide_over_no_mesh_are_refused():

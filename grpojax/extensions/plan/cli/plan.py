@@ -133,7 +133,7 @@ def _other(args: argparse.Namespace, kind: Any, config: Any, target: Any) -> int
 
 
 def _tell_split(config: Any, target: Any, model: Any) -> None:
-    """Names a mesh and micro-batches of the same chips with which a recipe fits, if there are any."""
+    """Names a mesh and micro-batches of the same chips with which a recipe fits, or else settings that change more."""
     from grpojax.extensions.plan import plan_search
 
     try:
@@ -143,6 +143,9 @@ def _tell_split(config: Any, target: Any, model: Any) -> None:
         return
     if found.fits and found.needs < own.needs:
         print(f"by shapes it fits with {found.settings} ({found.needs:.1f} GiB)")
+    elif not found.fits:
+        for setting, fit in plan_search.changes(config, target, model):
+            print(f"by shapes it would fit with {setting} {fit.settings} ({fit.needs:.1f} GiB)")
 
 
 def _tell_layers(args: argparse.Namespace) -> None:
