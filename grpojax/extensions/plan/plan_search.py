@@ -127,17 +127,17 @@ def changes(config: Config, target: Target, model: DecoderConfig | None = None) 
     """Settings with which a recipe fits its chips, each with the split that is best then, in three ways.
 
     Adapters learn in place of weights, are not merged for rollouts, have a base in eight bits, and get fewer prompts;
-    each of these is taken beside those before it. Fewer slots hold fewer keys and values at a time. With fewer prompts a step learns
-    from fewer samples. Of each way the first that fits is taken.
+    each of these is taken beside those before it. Fewer slots hold fewer keys and values at a time. With fewer prompts
+    a step learns from fewer samples. Of each way the first that fits is taken.
 
     Args:
       config, target, model: as in `best`.
     """
-    model, rollout, adapter = _shape(config, model), config.rollout, config.model.adapter
+    model, adapter = _shape(config, model), config.model.adapter
     for way in (
         _adapted(config, adapter or AdapterConfig(rank=RANK)) if adapter is None or not adapter.dora else (),
-        _smaller(config, "decode_slots", rollout.decode_slots or rollout.group),
-        _smaller(config, "prompts", rollout.prompts),
+        _fewer_slots(config),
+        _fewer_prompts(config),
     ):
         for settings, changed in way:
             with contextlib.suppress(UserError):  # it divides over no mesh, or does not go with another setting
@@ -147,23 +147,33 @@ def changes(config: Config, target: Target, model: DecoderConfig | None = None) 
 
 
 def _adapted(config: Config, adapter: AdapterConfig) -> Iterator[tuple[str, Config]]:
-    said, model = [] if config.model.adapter is not None else [f"model.adapter.rank={adapter.rank}"], config.model
-    if said:
-        yield said[0], dataclasses.replace(config, model=dataclasses.replace(model, adapter=adapter))
-    for name, value in (("merged", False), ("base", "int8")):
-        if getattr(adapter, name) != value:
-            said.append(f"model.adapter.{name}={str(value).lower()}")
-            adapter = dataclasses.replace(adapter, **{name: value})
-            yield " ".join(said), dataclasses.replace(config, model=dataclasses.replace(model, adapter=adapter))
-    last = dataclasses.replace(config, model=dataclasses.replace(model, adapter=adapter))
-    for more, changed in _smaller(last, "prompts", last.rollout.prompts):
-        yield " ".join((*said, more)), changed
+    unmerged = dataclasses.replace(adapter, merged=False)
+    eight = dataclasses.replace(unmerged, base="int8")
+    said, before, changed = list[str](), config.model.adapter, config
+    for setting, after in ((f"rank={adapter.rank}", adapter), ("merged=false", unmerged), ("base=int8", eight)):
+        if after != before:
+            said.append(f"model.adapter.{setting}")
+            changed = dataclasses.replace(config, model=dataclasses.replace(config.model, adapter=after))
+            yield " ".join(said), changed
+        before = after
+    for fewer, of_fewer in _fewer_prompts(changed):
+        yield " ".join((*said, fewer)), of_fewer
 
 
-def _smaller(config: Config, name: str, most: int) -> Iterator[tuple[str, Config]]:
-    for value in itertools.takewhile(bool, (most >> n for n in itertools.count(1))):
-        rollout = dataclasses.replace(config.rollout, **{name: value})
-        yield f"rollout.{name}={value}", dataclasses.replace(config, rollout=rollout)
+def _fewer_prompts(config: Config) -> Iterator[tuple[str, Config]]:
+    for n in _halves(config.rollout.prompts):
+        rollout = dataclasses.replace(config.rollout, prompts=n)
+        yield f"rollout.prompts={n}", dataclasses.replace(config, rollout=rollout)
+
+
+def _fewer_slots(config: Config) -> Iterator[tuple[str, Config]]:
+    for n in _halves(config.rollout.decode_slots or config.rollout.group):
+        rollout = dataclasses.replace(config.rollout, decode_slots=n)
+        yield f"rollout.decode_slots={n}", dataclasses.replace(config, rollout=rollout)
+
+
+def _halves(most: int) -> Iterator[int]:
+    return itertools.takewhile(bool, (most >> n for n in itertools.count(1)))
 
 
 def _too_many(config: Config, split: Split) -> int:
