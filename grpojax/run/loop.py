@@ -26,6 +26,7 @@ from grpojax.run.today import with_day
 from grpojax.run.watch import Watch
 
 R = TypeVar("R", bound=Recipe)
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,9 +271,16 @@ class Loop:
         if not self._tested:
             self._test()
 
-    def wait(self) -> None:
-        """Waits until the updates in flight are over."""
-        self._pending = [self._over(updates) for updates in self._pending]
+    def begin(self, start: Callable[[], T]) -> T:
+        """Gives ``start()``, which dispatches a step's rollout. While the device works on it, the step before is waited
+        for and recorded."""
+        if jax.default_backend() == "gpu":
+            # There the host drives a program's loops: the call of a rollout returns at its end, and the time of the
+            # updates before it would count as the rollout's.
+            self._pending = [self._over(updates) for updates in self._pending]
+        started = start()
+        self.finish()
+        return started
 
     def finish(self, ahead: int = 0) -> None:
         """Waits for the updates in flight and records their steps, but for those of the newest ``ahead`` steps."""

@@ -35,6 +35,7 @@ from grpojax.run.method import learns_from_equals
 from grpojax.run.programs import Programs, learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
+from grpojax.run.sources.source import Context
 from grpojax.types import Rollout, Tokens
 
 REMEDIES = (
@@ -199,7 +200,13 @@ class Trainer(Task):
             self.problems,
             weights=lambda: (self.learner.weights, self.learner.updates),
             longest_prompt=longest,
-            loop=self.loop,
+            context=Context(
+                state=self.state,
+                folder=self.session.directory,
+                sync=self.session.control.sync,
+                begin=self.loop.begin,
+                since=lambda: self.loop.since,
+            ),
             players=self.players,
         )
         alarms = watch.Watch(

@@ -40,7 +40,7 @@ class Episodes(Plain):
     def __init__(self, *given: Any, players: Players, **options: Any):
         super().__init__(*given, **options)
         self._players = players
-        self._notes = Notes(self.loop.session.directory / "episodes")
+        self._notes = Notes(self.context.folder / "episodes")
 
     players_of = Players.of
     played = staticmethod(episode_sampler.calls_of)  # the programs of an evaluation that plays

@@ -13,7 +13,7 @@ from typing import Any
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import TrainConfig
-from grpojax.run.sources.source import InFlight, Plain, begin
+from grpojax.run.sources.source import InFlight, Plain
 
 
 class Ahead:
@@ -22,14 +22,14 @@ class Ahead:
     Args:
       source: draws the rollouts.
       train: says when the run ends: after its last rollout none is started.
-      state: the state of a resumed run, whose rollout in flight is taken over.
 
     Attributes:
       in_flight: the rollout of the next step, which saves contain until that step is over.
     """
 
-    def __init__(self, source: Plain, train: TrainConfig, state: RunState):
+    def __init__(self, source: Plain, train: TrainConfig):
         self.source, self.seconds, self._train = source, source.seconds, train
+        state = source.context.state
         self.in_flight: InFlight | None = None
         self._following: InFlight | None = None  # the rollout of the next step, while a step is under way
         if state.in_flight is not None:
@@ -37,14 +37,13 @@ class Ahead:
 
     def next(self, number: int) -> RolloutBatch:
         """Waits for the samples that were drawn ahead, and starts the next rollout."""
-        loop, first, since = self.source.loop, self.in_flight, time.perf_counter()
+        context, first, since = self.source.context, self.in_flight, time.perf_counter()
         if first is None:
-            first = begin(loop, self.source.start)
-            since = loop.since
+            first = context.begin(self.source.start)
+            since = context.since()
         batch = self.source.batch(number, first, since=since)
         goes_on = self._train.done(number, 0) < 1
-        self._following = begin(loop, self.source.start) if goes_on else None
-        loop.finish()
+        self._following = context.begin(lambda: self.source.start() if goes_on else None)
         return batch
 
     def write(self, state: RunState) -> None:

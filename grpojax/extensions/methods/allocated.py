@@ -63,7 +63,7 @@ class Allocated(Plain):
                 shown=plan.exemplars,
                 size=plan.pool,
                 longest=min(self.longest_prompt, positions - self.config.max_tokens),
-                state=self.loop.state.exemplars or (),
+                state=self.context.state.exemplars or (),
             )
 
     @staticmethod

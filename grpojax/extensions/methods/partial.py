@@ -45,7 +45,7 @@ class Partial(Plain):
         super().__init__(*given, **options)
         config = self.config
         shape = config.prompts, config.group, config.max_tokens
-        self.places = Places(shape, self.problems, self.loop.state)
+        self.places = Places(shape, self.problems, self.context.state)
         self._left = checks.most_left(config, self.policy.sampling.shards)
 
     @staticmethod

@@ -8,9 +8,8 @@ from grpojax import data, extension
 from grpojax.programs.calls import Call
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.rewards import Rewards
-from grpojax.run.loop import Loop
 from grpojax.run.recipe import Config
-from grpojax.run.sources.source import Plain, Source
+from grpojax.run.sources.source import Context, Plain, Source
 
 # Needs of a variant that a source supplies, and the argument of `source.Plain` that takes what supplies them.
 BY_NEED = {"greedy": "companion", "step_rewards": "read_steps"}
@@ -24,18 +23,18 @@ def make(
     *,
     weights: Callable[[], tuple[Any, int]],
     longest_prompt: int,
-    loop: Loop,
+    context: Context,
     players: Any = None,
 ) -> Source:
     """The source of a recipe's run, with arguments as of `source.Plain`. ``players`` play its episodes, if it has
     any."""
-    given = {"weights": weights, "longest_prompt": longest_prompt, "loop": loop}
+    given = {"weights": weights, "longest_prompt": longest_prompt, "context": context}
     if players is not None:
         given["players"] = players
     source = _kind(config)(config, policy, rewards, problems, **given, **_supplied(config))
     if not config.rollout.ahead:
         return source
-    return way("rollout.ahead")(source, config.train, loop.state)
+    return way("rollout.ahead")(source, config.train)
 
 
 def calls_of(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:

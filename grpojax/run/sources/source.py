@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from etils import epath
 
 from grpojax import allocation, data
 from grpojax.evaluation import columns_of, submit
@@ -32,13 +33,32 @@ from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.run import curriculum
 from grpojax.run.batch import Pending, RolloutBatch, take
-from grpojax.run.loop import Loop
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 from grpojax.types import Array, PerPrompt, Prompts, Rollout
 
 # Waits for device arrays. In a run, all processes then agree whether it goes on.
 Sync = Callable[[Any], object]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """The run that a source draws for.
+
+    Attributes:
+      state: where a resumed run is.
+      folder: the run's directory.
+      sync: waits for device arrays, unless the run is to stop.
+      begin: ``begin(start)`` gives ``start()``, which dispatches a step's rollout. While the devices work on it, the
+        run waits for the step before and records it.
+      since: when the updates before those in flight were over, or the step began.
+    """
+
+    state: RunState
+    folder: epath.Path
+    sync: Sync
+    begin: Callable[[Callable[[], Any]], Any]
+    since: Callable[[], float]
 
 
 class Source(Protocol):
@@ -169,7 +189,7 @@ class Plain:
       problems: the problems.
       weights: returns the policy's current weights, and the number of updates in them.
       longest_prompt: most tokens of a prompt in the run.
-      loop: has the state of a resumed run. It waits for updates and records them while a rollout is drawn.
+      context: of the run.
       companion: makes the companion of this source; None for none.
       read_steps: makes a signal from the rewards of steps; `refuse_steps` refuses them.
     """
@@ -183,17 +203,17 @@ class Plain:
         *,
         weights: Callable[[], tuple[Any, int]],
         longest_prompt: int,
-        loop: Loop,
+        context: Context,
         companion: "Callable[[Plain], Companion] | None" = None,
         read_steps: Callable[[Scores, str, int], dict[str, Array]] = refuse_steps,
     ):
         self.config, self.policy, self.rewards, self.problems = config.rollout, policy, rewards, problems
-        self.method, self.weights, self.longest_prompt, self.loop = config.method, weights, longest_prompt, loop
-        self.sync, self.columns, self.read_steps = loop.session.control.sync, columns_of(problems), read_steps
+        self.method, self.weights, self.longest_prompt, self.context = config.method, weights, longest_prompt, context
+        self.sync, self.columns, self.read_steps = context.sync, columns_of(problems), read_steps
         self._seed, self._truncated = config.train.seed, config.train.truncated
-        self.curriculum = curriculum.make(config, problems, loop.state)
+        self.curriculum = curriculum.make(config, problems, context.state)
         self.companion = None if companion is None else companion(self)
-        self.drawn, self.seconds = loop.state.rollouts, Counter[str]()
+        self.drawn, self.seconds = context.state.rollouts, Counter[str]()
 
     @staticmethod
     def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
@@ -211,8 +231,8 @@ class Plain:
 
     def next(self, number: int) -> RolloutBatch:
         """Dispatches the rollout of a step and waits for its samples."""
-        first = begin(self.loop, self.start)
-        return self.batch(number, first, since=self.loop.since)
+        first = self.context.begin(self.start)
+        return self.batch(number, first, since=self.context.since())
 
     def batch(self, number: int, first: InFlight, *, since: float) -> RolloutBatch:
         """The batch of a step, once the samples of its first rollout are there. The wait for them began at ``since``,
@@ -392,17 +412,6 @@ class Plain:
         rows = batch_shards.filled(n, self.policy.sampling.shards)
         rollout = self.policy.sample(params, jax.tree.map(lambda x: x[np.arange(rows) % n], prompts), key, config)
         return Dispatched(rollout=rollout, rows=rows, prompts=n)
-
-
-def begin(loop: Loop, start: Callable[[], InFlight]) -> InFlight:
-    """Dispatches a step's rollout. The device works on it while the previous step is waited for and recorded."""
-    if jax.default_backend() == "gpu":
-        # There the host drives a program's loops: the call of a rollout returns at its end, and the time of the updates
-        # before it would count as the rollout's.
-        loop.wait()
-    in_flight = start()
-    loop.finish()
-    return in_flight
 
 
 @dataclasses.dataclass(frozen=True)
