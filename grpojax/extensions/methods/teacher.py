@@ -38,7 +38,8 @@ class _Score(Spec):
 
 
 class Teacher(Part):
-    """A model that scores the policy's samples. It runs as the policy does, and checkpoints do not have its weights.
+    """A model that scores the policy's samples. It runs as the policy does, and its weights are cut by the same rules.
+    They are in the run's state, but not in checkpoints.
 
     Its folder is the variant's option ``teacher``.
 
@@ -48,7 +49,6 @@ class Teacher(Part):
     Attributes:
       model: its shape.
       graph: its graph definition.
-      params: its weights, cut by the policy's rules.
     """
 
     options = ("teacher",)
@@ -99,14 +99,18 @@ class Teacher(Part):
                 f"{named} was made for {self.model.max_positions} positions, and data.max_prompt_tokens + "
                 f"rollout.max_tokens is {longest}: lower one of them, or take another teacher"
             )
-        self.graph, self.params = split(hf.load(folder, tokenizer=policy.tokenizer, mesh=policy.mesh))
+        self.graph, self._read = split(hf.load(folder, tokenizer=policy.tokenizer, mesh=policy.mesh))
 
     def saved(self) -> tuple[str, ...]:
         return ()
 
+    def start(self, params: Any, restored: State | None) -> dict[str, Any]:
+        read, self._read = self._read, None
+        return {ROLE: read}
+
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
         device, score = self.policy.device, self.programs.parts[ROLE]
-        read = [device.call(score, self.params, m.packed.rows).logps for m in minis]
+        read = [device.call(score, state[ROLE], m.packed.rows).logps for m in minis]
         return {"ref_logps": whole(device, minis, read)}
 
     def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
