@@ -77,7 +77,7 @@ class Learner:
         self.updates = 0
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
         for part in parts:
-            part.open(programs)
+            part.open(policy, programs, longest_prompt=max_prompt_tokens)
 
     def work(self, batch: RolloutBatch, lengths: Samples, number: int) -> dict[str, float]:
         """Useful FLOPs of step ``number``, whose updates took ``lengths [P, G]`` tokens of ``batch``

@@ -156,11 +156,10 @@ class Trainer(Task):
         columns = evaluation.columns_of(every)
         self.rewards.check_columns(columns if self.players is None else self.players.columns_with(columns))
         checks.positions(every, config.rollout.max_tokens, self.policy.config.max_positions)
-        longest = _longest_prompt(config, self.problems)
         self.parts = [kind(config, self.policy.shape) for kind in kinds]
         self.policy.load()
         for part in self.parts:
-            part.load(self.policy, longest_prompt=longest)
+            part.load(self.policy)
         self.session.claim(held, {"train": self.problems.fingerprint, **self.held_out.fingerprints})
         for line in str(config.method.variant).splitlines()[1:]:
             log.info("%s", line)

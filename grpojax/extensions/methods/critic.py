@@ -143,8 +143,7 @@ class Critic(LearningPart):
         args = *own, longest.packed.rows
         return {ROLE: Call(longest.programs.parts[ROLE], args, own, flops=work, ragged=True)}
 
-    def load(self, policy: Policy, *, longest_prompt: int) -> None:
-        super().load(policy, longest_prompt=longest_prompt)
+    def load(self, policy: Policy) -> None:
         section, config = self.section, self.config
         if section.path is not None:
             _check_tokenizer(policy, section.path)

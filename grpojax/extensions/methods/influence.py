@@ -22,6 +22,7 @@ from grpojax.programs.calls import Call
 from grpojax.programs.policy import Policy
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.parts.part import Longest, Part, State
+from grpojax.run.programs import Programs
 from grpojax.run.recipe import Config
 from grpojax.types import Array, Samples, Tokens
 
@@ -132,8 +133,8 @@ class TokenInfluence(Part):
         program = influence_program(shape.graph, shape.compute, temperature, part.copies, own)
         return {PROGRAM: Call(program, args, params, flops=part.flops)}
 
-    def load(self, policy: Policy, *, longest_prompt: int) -> None:
-        super().load(policy, longest_prompt=longest_prompt)
+    def open(self, policy: Policy, programs: Programs, *, longest_prompt: int) -> None:
+        super().open(policy, programs, longest_prompt=longest_prompt)
         temperature = self.config.rollout.temperature
         self.influences = Influences(policy, temperature=temperature, longest_prompt=longest_prompt)
         self.work = 0.0

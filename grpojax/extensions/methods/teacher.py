@@ -84,8 +84,7 @@ class Teacher(Part):
     def calls(self, longest: Longest) -> dict[str, Call]:
         return {ROLE: longest.scored(longest.programs.parts[ROLE], longest.state[ROLE], self.model)}
 
-    def load(self, policy: Policy, *, longest_prompt: int) -> None:
-        super().load(policy, longest_prompt=longest_prompt)
+    def load(self, policy: Policy) -> None:
         path, config = self.variant.options["teacher"], self.config
         named, folder = f"variant.teacher={path!r}", str(data.locate(path))
         if hf.load_tokenizer(folder).get_vocab() != policy.tokenizer.get_vocab():

@@ -153,18 +153,18 @@ class Part:
 
     # Once a run.
 
-    def load(self, policy: Policy, *, longest_prompt: int) -> None:
-        """Gets the model and reads the part's files; raises `UserError` if these are wrong.
+    def load(self, policy: Policy) -> None:
+        """Reads the part's files; raises `UserError` if these are wrong, or do not go with the policy."""
+
+    def open(self, policy: Policy, programs: Programs, *, longest_prompt: int) -> None:
+        """Gets the model and the run's programs.
 
         Args:
-          policy: the model; the part must not keep its weights.
+          policy: the model, whose ``device`` runs the programs; the part must not keep its weights.
+          programs: of the run.
           longest_prompt: most tokens of a prompt in the run.
         """
-        self.policy, self.longest_prompt = policy, longest_prompt
-
-    def open(self, programs: Programs) -> None:
-        """Gets the run's programs, which ``self.policy.device`` runs (`grpojax.device.Device.call`)."""
-        self.programs = programs
+        self.policy, self.programs, self.longest_prompt = policy, programs, longest_prompt
 
     def saved(self) -> tuple[str, ...]:
         """The roles of `networks` that a checkpoint has."""
