@@ -9,6 +9,7 @@ imports such modules inside its functions.
 import argparse
 import contextlib
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -143,5 +144,21 @@ def _printed(more: str) -> bool:
     return True
 
 
+def process() -> None:
+    """Runs a command and ends the process with its status.
+
+    A thread may still compile a program for a run that is over, and Python would wait for it: on a TPU a minute or
+    more, for nothing. Several processes end together in any case, and leave each other in order.
+    """
+    status = main()
+    jax, device = sys.modules.get("jax"), sys.modules.get("grpojax.device")
+    if device is not None and device.compiling() and jax is not None and jax.process_count() == 1:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    process()

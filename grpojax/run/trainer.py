@@ -174,7 +174,7 @@ class Trainer(Task):
         learning = learning_of(config, shape, specs)
         checks.warm_up(config.optimizer, learning.updates)
         programs = make_programs(learning)
-        # Not earlier: from here on nothing is refused, and a process that ends would wait for a compilation.
+        # Not earlier: until here a recipe may be refused.
         self.policy.device.compile_ahead(_called_first(config, shape, programs, longest))
         held.callback(self.policy.device.close)
         self.learner = Learner(

@@ -159,3 +159,29 @@ def test_wrong_arguments_are_told_in_one_line(arguments, capsys):
 def test_debug_shows_the_traceback(arguments):
     with pytest.raises(UserError, match="none.yaml"):
         cli.main(arguments)
+
+
+COMPILES = """
+import sys, threading, time, jax
+from grpojax import device
+from grpojax.cli import main
+began = threading.Event()
+
+def slow(x):
+    began.set()
+    time.sleep(300)
+    return x
+
+ahead = device.CompileAhead([(device.Program("slow", slow), (jax.ShapeDtypeStruct((2,), "float32"),), "")])
+began.wait()
+ahead.close()
+main.process()
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "said"), [(["recipes"], 0, "quickstart"), (["train", "no.yaml"], 2, "no.yaml: No such")]
+)
+def test_a_process_does_not_wait_for_a_compile_that_nobody_needs(argv, status, said):
+    run = subprocess.run([sys.executable, "-c", COMPILES, *argv], capture_output=True, text=True, timeout=100)
+    assert run.returncode == status and said in run.stdout + run.stderr
