@@ -59,6 +59,7 @@ class Program:
     out: Callable[..., Any] | None = None
     options: Mapping[str, Any] | None = None
     _made: list[Any] = dataclasses.field(default_factory=list, repr=False)
+    _making: Any = dataclasses.field(default_factory=threading.RLock, repr=False)  # a thread may compile it ahead
 
     def __post_init__(self):
         if self.name:
@@ -66,7 +67,7 @@ class Program:
 
     def jitted(self, *args: Any) -> Any:
         """The jitted function, made for the first ``args`` that it is called with."""
-        with _lock:
+        with self._making:
             if not self._made:
                 placed = {} if self.out is None else {"out_shardings": self.out(*args)}
                 options = None if self.options is None else dict(self.options)
@@ -302,7 +303,7 @@ class _Here(threading.local):
 
 
 _names: set[str] = set()  # of all programs
-_here, _lock, _under_way = _Here(), threading.RLock(), 0
+_here, _lock, _under_way = _Here(), threading.Lock(), 0
 
 
 def compiling() -> bool:
