@@ -202,8 +202,8 @@ def recipe_section(config: type, name: str) -> list[str]:
     fields = {field.name for field in dataclasses.fields(config)}
     rows = [
         row
-        for scope in exclusions.TABLE.values()
-        for row in scope
+        for scope in exclusions.TABLE
+        for row in exclusions.rows(scope)
         if re.search(rf"`{name}\b", row.settings) and fields.issuperset(re.findall(rf"`{name}\.(\w+)", row.settings))
     ]
     if rows:

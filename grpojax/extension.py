@@ -41,6 +41,9 @@ class Names:
         ``content(name, question)``. The path is that of a module.
       rewards: functions that a recipe may name as rewards.
       environments: classes that a recipe may name as environments.
+      exclusions: no word, but the path of the extension's settings that exclude each other: a mapping from scopes, keys
+        of `grpojax.run.exclusions.TABLE`, to rows. Every recipe imports its module, which imports little. Empty for
+        none.
 
     Example:
       >>> Names(needs={"luck": "my_package.luck:Luck"}).needs["luck"]
@@ -55,6 +58,7 @@ class Names:
     problems: Mapping[str, str] = dataclasses.field(default_factory=dict)
     rewards: Mapping[str, str] = dataclasses.field(default_factory=dict)
     environments: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    exclusions: str = ""
 
 
 @functools.cache
@@ -82,7 +86,7 @@ def installed() -> Mapping[str, Names]:
 
 
 def words(kind: str) -> dict[str, str]:
-    """The words of a kind, which is a field of `Names`, with their import paths.
+    """The words of a kind, which is a field of `Names` with words, with their import paths.
 
     Raises:
       UserError: two extensions have the same word.

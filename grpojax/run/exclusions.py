@@ -1,4 +1,7 @@
-"""Which settings exclude each other, and why: one table, from which errors and ``docs/exclusions.md`` are made.
+"""Which settings exclude each other, and why: tables, from which errors and ``docs/exclusions.md`` are made.
+
+Here are the rows of the core. A row is an extension's (`grpojax.extension.Names.exclusions`) if without the extension
+its settings are refused anyway. A combination that would be ignored without the extension has its row here.
 
 Errors about a single setting, such as a number out of its range, are where the setting is.
 """
@@ -7,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpojax import variants
+from grpojax import extension, variants
 from grpojax.host.errors import UserError
 from grpojax.losses.surrogates import acts_without_advantage, name_of
 from grpojax.models.adapters import unmerged
@@ -93,7 +96,8 @@ class Resolved:
         return self.variant.options.get("train_on") == "spliced"
 
 
-_NO_KL = "set variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
+# What errors about a KL in the reward say to do.
+NO_KL = "set variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
 _SKIP = "train.skip_zero_advantage"
 
 
@@ -120,13 +124,6 @@ def _all_scored(c: Resolved) -> list[str]:
 def _reads_others(c: Resolved) -> list[str]:
     """What of the variant reads samples with another network, or another text than was sampled."""
     return sorted({"critic", "ground_truth", "hidden_states", "rollout_plan", "teacher"} & {*c.variant.needs})
-
-
-def _of_sampler(c: Resolved) -> str:
-    """What of the objective reads the sampler's log-probs."""
-    names = ("importance", "off_policy_limit", "ratio_denominator")
-    values = {name: getattr(c.variant.objective, name) for name in names}
-    return ", ".join(f"{k}={v}" for k, v in values.items() if v not in ("none", None, "trainer"))
 
 
 def _remedy_of_bits(c: Resolved) -> str:
@@ -188,95 +185,7 @@ _SKIPS = (
     ),
 )
 
-# Needs of variants that samples of one turn have, and episodes do not.
-_OF_ONE_TURN = {
-    "critic": "whose critic's returns run over tokens that the policy did not draw",
-    "greedy": "which draws a greedy completion of one turn with each group",
-    "ground_truth": "which puts the true answer behind a completion of one turn",
-    "rollout_plan": "which draws the samples of a prompt in several phases",
-    "step_rewards": "whose rewards of steps are at places in a completion of one turn",
-}
-
-
-def _of_one_turn(c: Any) -> list[str]:
-    return [why for need, why in _OF_ONE_TURN.items() if need in c.method.variant.needs]
-
-
-def _plays(settings: str, why: str, when: Callable[[Any], bool], what: Callable[[Any], str]) -> Exclusion:
-    return Exclusion(
-        settings=f"`environment` and {settings}",
-        why=why,
-        when=lambda c: c.environment is not None and when(c),
-        message=lambda c: f"environment: episodes of several turns do not go with {what(c)}",
-    )
-
-
-_EPISODES = (
-    _plays(
-        "`rollout.ahead`, or `rollout.overlap` over 0",
-        "between its turns an episode waits for the host, and it is over when its step is",
-        lambda c: c.rollout.ahead or c.rollout.overlap,
-        lambda c: f"rollout.ahead={c.rollout.ahead} and rollout.overlap={c.rollout.overlap:g}: set both to 0",
-    ),
-    _plays(
-        "`rollout.decode_slots`",
-        "each episode keeps a slot of its own while its environment works",
-        lambda c: c.rollout.decode_slots not in (0, c.rollout.group),
-        lambda c: f"rollout.decode_slots={c.rollout.decode_slots}: set it to 0",
-    ),
-    _plays(
-        "`rollout.cache_dtype: int8`",
-        "what an environment answers is read on top of the cache",
-        lambda c: c.rollout.cache_dtype == "int8",
-        lambda c: "rollout.cache_dtype=int8: set it to compute",
-    ),
-    _plays(
-        "`rollout.router_replay: true`",
-        "the experts for what an environment answers are not kept",
-        lambda c: c.rollout.router_replay,
-        lambda c: "rollout.router_replay=true: set it to false",
-    ),
-    _plays(
-        "a variant that needs a critic, a greedy completion, the true answer, rewards of steps, or phases of samples",
-        "these are of samples of one turn",
-        lambda c: bool(_of_one_turn(c)),
-        lambda c: f"variant {c.method.variant.name!r}, {_of_one_turn(c)[0]}: take another variant",
-    ),
-    _plays(
-        "`variant.ratio: trace` or `trace_both`",
-        "a trace would reach over tokens that the policy did not draw",
-        lambda c: c.method.variant.objective.ratio.startswith("trace"),
-        lambda c: f"variant.ratio={c.method.variant.objective.ratio}: set variant.ratio=token",
-    ),
-    _plays(
-        "the variant `gtpo`",
-        "beginnings and ends that samples share are compared token by token, without holes between turns",
-        lambda c: c.method.variant.name == "gtpo",
-        lambda c: "variant 'gtpo', which compares whole completions: take another variant",
-    ),
-    _plays(
-        "`variant.answer_weight`",
-        "the answer is looked for in the whole text, which has what environments answered too",
-        lambda c: c.method.variant.options.get("answer_weight", 1.0) != 1.0,
-        lambda c: f"variant.answer_weight={c.method.variant.options['answer_weight']}: leave it out",
-    ),
-    Exclusion(
-        settings="`rollout.max_turn_tokens` and no `environment`",
-        why="samples have one turn",
-        when=lambda c: c.environment is None and c.rollout.max_turn_tokens,
-        message=lambda c: (
-            f"rollout.max_turn_tokens={c.rollout.max_turn_tokens}: goes with an environment; set rollout.max_tokens"
-        ),
-    ),
-    Exclusion(
-        settings="the reward `environment` and no `environment`",
-        why="it is what `get_reward` of an environment returns",
-        when=lambda c: c.environment is None and "environment" in [term.name for term in c.method.rewards.terms],
-        message=lambda c: "the reward 'environment' is what get_reward of an environment returns: give environment",
-    ),
-)
-
-# By what is looked at, in the order in which the errors are raised.
+# The core's rows by what is looked at (the scope), in the order in which the errors are raised.
 TABLE: Mapping[str, tuple[Exclusion, ...]] = {
     "rollout": (
         Exclusion(
@@ -329,51 +238,8 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             ),
         ),
     ),
-    "critic": (
-        Exclusion(
-            settings="`critic.path` and `critic.layers`",
-            why="a trunk is read or random",
-            when=lambda c: c.path is not None and c.layers is not None,
-            message=lambda c: f"path={c.path!r} with layers={c.layers}: a trunk is read or random; leave one out",
-        ),
-        Exclusion(
-            settings="`critic.seed` and no `critic.layers`",
-            why="it seeds random weights",
-            when=lambda c: c.layers is None and c.seed,
-            message=lambda c: f"seed={c.seed}: seeds random weights; set layers too, or leave it out",
-        ),
-        Exclusion(
-            settings="`critic.trunk: frozen` and `critic.layers`",
-            why="random weights must learn",
-            when=lambda c: c.layers is not None and c.trunk == "frozen",
-            message=lambda c: f"trunk='frozen' with layers={c.layers}: random weights must learn; leave one out",
-        ),
-    ),
+    "critic": (),  # all are of extensions
     "older": (
-        Exclusion(
-            settings="`rollout.ahead` or `rollout.overlap`, and a variant that allocates its samples",
-            why="earlier rewards decide how many samples a prompt gets",
-            when=lambda c: "rollout_plan" in c.variant.needs,
-            message=lambda c: f"{c.named} gives samples to prompts by earlier rewards; set {c.setting}=0",
-        ),
-        Exclusion(
-            settings="`rollout.overlap` and a variant with a greedy completion",
-            why="a greedy completion is drawn with each group, and cannot go on in the next rollout",
-            when=lambda c: "greedy" in c.variant.needs and c.setting == "rollout.overlap",
-            message=lambda c: (
-                f"{c.named} draws a greedy completion with each group, which cannot go on in the next rollout; "
-                f"set {c.setting}=0"
-            ),
-        ),
-        Exclusion(
-            settings="`rollout.ahead` or `rollout.overlap`, and `variant.train_on: spliced`",
-            why="spliced text was not sampled, so its age cannot be corrected",
-            when=lambda c: c.variant.options.get("train_on") == "spliced",
-            message=lambda c: (
-                f"{c.named} with train_on=spliced learns from text that was not sampled, whose age cannot be "
-                f"corrected; set {c.setting}=0, or variant.train_on=sampled"
-            ),
-        ),
         Exclusion(
             settings="`rollout.ahead` or `rollout.overlap`, and an objective without a ratio or `variant.importance`",
             why="nothing corrects for samples of an older policy",
@@ -451,19 +317,6 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             ),
         ),
         Exclusion(
-            settings="`variant.count_empty: true` and a variant that allocates its samples",
-            why="it would divide by samples that were never drawn",
-            when=lambda c: (
-                "rollout_plan" in c.variant.needs
-                and c.variant.objective.count_empty
-                and c.variant.objective.aggregate in ("sequence_mean", "sequence_sum", "constant")
-            ),
-            message=lambda c: (
-                f"variant.count_empty=true: variant {c.variant.name!r} would divide by samples that were never drawn; "
-                "leave it out"
-            ),
-        ),
-        Exclusion(
             settings="`variant.overlong_limit` and the reward soft_overlong",
             why="overlong samples would be punished twice",
             when=lambda c: (
@@ -472,28 +325,6 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             message=lambda c: (
                 f"variant {c.variant.name!r} punishes overlong samples, and so does the reward soft_overlong: leave "
                 "the reward out, or set variant.overlong_limit and variant.overlong_buffer to null"
-            ),
-        ),
-        Exclusion(
-            settings="`variant.llds_coef` over 0 and one update a rollout",
-            why="its term acts from the second update of a rollout on",
-            when=lambda c: (
-                c.variant.objective.needs_displacement_weights and c.train.updates_a_rollout == 1 and not c.older
-            ),
-            message=lambda c: (
-                "variant.llds_coef acts from the second update of a rollout on: raise train.ppo_epochs or "
-                "train.minibatches over 1, or set it to 0"
-            ),
-        ),
-        Exclusion(
-            settings="`variant.answer_weight` and `variant.llds_coef: 0`",
-            why="it only acts in LLDS's term",
-            when=lambda c: (
-                c.variant.options.get("answer_weight", 1.0) != 1.0
-                and not c.variant.objective.needs_displacement_weights
-            ),
-            message=lambda c: (
-                "variant.answer_weight only acts in LLDS's term, which variant.llds_coef=0 turns off: leave it out"
             ),
         ),
         Exclusion(
@@ -511,7 +342,7 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             why="a KL in the reward leaves the range",
             when=lambda c: c.variant.bounded_rewards and c.kl_in_reward,
             message=lambda c: (
-                f"variant {c.variant.name!r} takes rewards in a range, which a KL in the reward leaves: {_NO_KL}"
+                f"variant {c.variant.name!r} takes rewards in a range, which a KL in the reward leaves: {NO_KL}"
             ),
         ),
         Exclusion(
@@ -521,30 +352,6 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             message=lambda c: (
                 f"train.reference_every={c.train.reference_every}: there is no reference at variant.kl_coef=0; set it "
                 "to 0"
-            ),
-        ),
-        Exclusion(
-            settings="`variant.kl_in: reward` and a variant that reads the true answer or NTHR's scores",
-            why="it needs the original rewards, without a KL",
-            when=lambda c: bool({"ground_truth", "hidden_states"} & {*c.variant.needs}) and c.kl_in_reward,
-            message=lambda c: f"variant {c.variant.name!r} needs the original rewards, without a KL in them: {_NO_KL}",
-        ),
-        Exclusion(
-            settings="`variant.kl_in: reward` and a teacher",
-            why="it does not learn from rewards, so a KL in them has no effect",
-            when=lambda c: "teacher" in c.variant.needs and c.kl_in_reward,
-            message=lambda c: (
-                f"variant {c.variant.name!r} does not learn from rewards, so a KL in them has no effect: {_NO_KL}"
-            ),
-        ),
-        Exclusion(
-            settings="`variant.train_on: spliced` and an objective that reads the sampler's log-probs",
-            why="spliced text was not sampled, and has none",
-            when=lambda c: c.spliced and c.variant.objective.needs_sampler_logps,
-            message=lambda c: (
-                f"variant {c.variant.name!r} with train_on=spliced and {_of_sampler(c)}: spliced text was not sampled, "
-                "so that there are no log-probs of the sampler to compare with; leave that out, or set "
-                "variant.train_on=sampled"
             ),
         ),
         Exclusion(
@@ -576,7 +383,20 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
         ),
     ),
     "recipe": (
-        *_EPISODES,
+        Exclusion(
+            settings="`rollout.max_turn_tokens` and no `environment`",
+            why="samples have one turn",
+            when=lambda c: c.environment is None and c.rollout.max_turn_tokens,
+            message=lambda c: (
+                f"rollout.max_turn_tokens={c.rollout.max_turn_tokens}: goes with an environment; set rollout.max_tokens"
+            ),
+        ),
+        Exclusion(
+            settings="the reward `environment` and no `environment`",
+            why="it is what `get_reward` of an environment returns",
+            when=lambda c: c.environment is None and "environment" in [term.name for term in c.method.rewards.terms],
+            message=lambda c: "the reward 'environment' is what get_reward of an environment returns: give environment",
+        ),
         Exclusion(
             settings="`rollout.curriculum` and `rollout.retire`, or a variant that retires solved prompts",
             why="a curriculum draws solved problems by their level, and retiring leaves them out",
@@ -637,29 +457,44 @@ TITLES = {
 }
 
 
+def rows(scope: str) -> tuple[Exclusion, ...]:
+    """The rows of a scope, a key of `TABLE`: the core's, then those of the extensions in the order of their names.
+
+    Raises:
+      UserError: an extension has rows of a scope that there is not; they would never be looked at.
+    """
+    found = TABLE[scope]
+    for name, names in sorted(extension.installed().items()):
+        brought = extension.imported(names.exclusions) if names.exclusions else {}
+        if unknown := sorted(brought.keys() - TABLE.keys()):
+            raise UserError(f"extension {name!r} has exclusions of {unknown[0]!r}, which is none of {', '.join(TABLE)}")
+        found += brought.get(scope, ())
+    return found
+
+
 def check(scope: str, context: Any) -> None:
-    """Raises `UserError` for the first row that ``context`` has.
+    """Raises `UserError` for the first row of `rows` that ``context`` has.
 
     Args:
       scope: a key of `TABLE`.
       context: a section, the whole recipe, or an `Older` or `Resolved`.
     """
-    for row in TABLE[scope]:
+    for row in rows(scope):
         if row.when(context):
             raise UserError(row.message(context))
 
 
 def page() -> str:
-    """The table as Markdown: ``python -m grpojax.run.exclusions > docs/exclusions.md`` writes it."""
+    """The tables as Markdown: ``python -m grpojax.run.exclusions > docs/exclusions.md`` writes it."""
     lines = [
         "# Settings that exclude each other",
         "",
         "A recipe with both is refused, with an error that says what to set. This page is made from "
-        "`grpojax/run/exclusions.py`.",
+        "`grpojax/run/exclusions.py`. Extensions bring rows of their own, in the `exclusions.py` of their folders.",
     ]
-    for scope, rows in TABLE.items():
+    for scope in TABLE:
         lines += ["", f"## {TITLES[scope]}", "", "| what does not go together | why |", "|---|---|"]
-        lines += [f"| {row.settings} | {row.why} |" for row in rows]
+        lines += [f"| {row.settings} | {row.why} |" for row in rows(scope)]
     return "\n".join(lines) + "\n"
 
 

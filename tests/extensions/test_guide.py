@@ -9,7 +9,7 @@ from guide_pages import LINES, PAGES, PYTHON, README, ROOT, YAML, documented, ge
 from grpojax import rewards, variants
 from grpojax.host import other_trainers
 from grpojax.rewards.config import named_functions
-from grpojax.run import alarms, step_metrics
+from grpojax.run import alarms, exclusions, step_metrics
 from grpojax.run import recipe as config
 
 importable = guide_pages.importable
@@ -117,6 +117,10 @@ def test_tables_of_functions_are_those_of_the_code():
     made = generated()
     for page in made.WITH_TABLES:
         assert made.with_tables(PAGES[f"docs/{page}"]) == PAGES[f"docs/{page}"], "run python docs/generate.py"
+
+
+def test_the_settings_that_exclude_each_other_are_those_of_the_tables():
+    assert PAGES["docs/exclusions.md"] == exclusions.page(), "python -m grpojax.run.exclusions > docs/exclusions.md"
 
 
 def test_the_readme_is_one_page():

@@ -1,30 +1,49 @@
-"""The table of settings that exclude each other, and the page that is made from it."""
+"""The tables of settings that exclude each other, of the core and of extensions, and the page made from them."""
 
-from pathlib import Path
+import sys
+from types import SimpleNamespace
 
 import pytest
 
+from grpojax import extension
 from grpojax.host.errors import UserError
 from grpojax.run import exclusions
 
-PAGE = Path(__file__).parents[2] / "docs" / "exclusions.md"
 
-
-def test_the_page_is_that_of_the_table():
-    assert PAGE.read_text(encoding="utf-8") == exclusions.page(), (
-        "python -m grpojax.run.exclusions > docs/exclusions.md"
+def row(text, at):
+    return exclusions.Exclusion(
+        settings=f"`{text}`", why="so", when=lambda c: c >= at, message=lambda c: f"{text} of {c}"
     )
 
 
-def test_the_first_row_that_is_met_is_the_error(monkeypatch):
-    def row(text, at):
-        return exclusions.Exclusion(
-            settings=f"`{text}`", why="so", when=lambda c: c >= at, message=lambda c: f"{text} of {c}"
+@pytest.fixture
+def bring(monkeypatch):
+    """A function that makes these tables, by name of an extension, those of the extensions that are installed; None for
+    one that has no rows. The core's table is one row within ``train``."""
+
+    def install(**tables):
+        monkeypatch.setitem(sys.modules, "brought", SimpleNamespace(**tables))
+        paths = {name: "" if table is None else f"brought:{name}" for name, table in tables.items()}
+        monkeypatch.setattr(
+            extension, "installed", lambda: {name: extension.Names(exclusions=path) for name, path in paths.items()}
         )
 
-    monkeypatch.setattr(exclusions, "TABLE", {"train": (row("high", 2), row("low", 1))})
+    monkeypatch.setattr(exclusions, "TABLE", {"train": (row("high", 3),), "critic": ()})
+    return install
+
+
+def test_the_first_row_that_is_met_is_the_error_and_those_of_extensions_come_last(bring):
+    bring(luck={"critic": (row("other", 0),), "train": (row("low", 1),)}, none=None, art={"train": (row("middle", 2),)})
     exclusions.check("train", 0)
-    for given, said in ((1, "low of 1"), (2, "high of 2")):
+    for given, said in ((1, "low of 1"), (2, "middle of 2"), (3, "high of 3")):
         with pytest.raises(UserError, match=said):
             exclusions.check("train", given)
-    assert exclusions.page().endswith("| `high` | so |\n| `low` | so |\n")
+    _, train, critic = exclusions.page().split("|---|---|\n")
+    assert train.startswith("| `high` | so |\n| `middle` | so |\n| `low` | so |\n\n")
+    assert critic == "| `other` | so |\n"
+
+
+def test_rows_that_nothing_would_look_at_are_refused(bring):
+    bring(luck={"trains": (row("low", 1),)})
+    with pytest.raises(UserError, match="extension 'luck' has exclusions of 'trains', which is none of train, critic"):
+        exclusions.check("train", 0)

@@ -5,4 +5,5 @@ from grpojax.extension import Names
 NAMES = Names(
     sections={"environment": "grpojax.extensions.episodes.config:EnvironmentConfig"},
     sources={"environment": "grpojax.extensions.episodes.source:Episodes"},
+    exclusions="grpojax.extensions.episodes.exclusions:TABLE",
 )

@@ -23,4 +23,5 @@ NAMES = Names(
         "rollout_plan": "grpojax.extensions.methods.allocated:Allocated",
         "step_rewards": "grpojax.extensions.methods.step_rewards:read",
     },
+    exclusions="grpojax.extensions.methods.exclusions:TABLE",
 )

@@ -211,7 +211,7 @@ def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path, monkeypatc
         ),
         (("variant=gpg",), "'gpg' has no ratio.*variant.importance=truncate, or rollout.overlap=0"),
         (("variant=xrpo",), "'xrpo' gives samples to prompts by earlier rewards; set rollout.overlap=0"),
-        (("variant=remax",), "'remax' draws a greedy completion with each group"),
+        (("variant={name: remax, importance: truncate}",), "'remax' draws a greedy completion with each group"),
         (("variant={name: gt_likelihood, train_on: spliced}",), "'gt_likelihood' with train_on=spliced"),
         (("rollout.overlap=1.0",), "overlap=1"),
         (("rollout.decode_slots=2",), "overlap=0.2 with decode_slots=2"),
