@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from grpojax import sharding
 from grpojax.host.console import log
@@ -164,13 +164,63 @@ class Real:
         return jax.tree.map(_get, tree)
 
     def compile_ahead(self, calls: Iterable[tuple[Program, tuple[Any, ...], str]]) -> None:
-        """Starts to compile programs in threads (`CompileAhead`)."""
+        """Starts to compile programs in threads (`CompileAhead`). It takes the calls in a thread as well."""
         self._ahead = CompileAhead(calls)
 
     def close(self) -> None:
         """Starts no further compile."""
         if self._ahead is not None:
             self._ahead.close()
+
+
+class Dry:
+    """Devices that compute nothing: a step on them tells which programs it calls, and with what.
+
+    `put` and `call` give shapes, placed as arrays would be. `get` gives zeros.
+
+    Args:
+      mesh: as of `Real`. Its devices need not be there.
+      alone: as of `Real`.
+
+    Attributes:
+      mesh: as above.
+      calls: the programs that were called and their arguments, with shapes in place of arrays.
+
+    Example:
+      >>> device = Dry()
+      >>> double = Program("double", lambda x: 2 * x)
+      >>> device.get(device.call(double, device.put(np.ones(3, np.int32)))).tolist()
+      [0, 0, 0]
+      >>> [(program.name, x.shape) for program, (x,) in device.calls]
+      [('double', (3,))]
+    """
+
+    def __init__(self, mesh: Mesh | None = None, alone: jax.Device | None = None):
+        self.mesh, self.calls = mesh, list[tuple[Program, tuple[Any, ...]]]()
+        self._place = None if mesh is not None else SingleDeviceSharding(alone or jax.local_devices()[0])
+
+    def put(self, tree: Any, axes: Axes = SHARD) -> Any:
+        """See `Device`."""
+        return shapes(tree, self._place or sharding.named(self.mesh, axes))
+
+    def call(self, program: Program, *args: Any) -> Any:
+        """Notes the call."""
+        self.calls.append((program, args))
+        out = program.jitted(*args).eval_shape(*args)
+        if self._place is not None:
+            return shapes(out, self._place)
+        whole = sharding.named(self.mesh, WHOLE)
+        placed = whole if program.out is None else program.out(*args)
+        return jax.tree.map(lambda place, part: shapes(part, place or whole), placed, out, is_leaf=lambda x: x is None)
+
+    def get(self, tree: Any) -> Any:
+        """See `Device`."""
+        return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), tree)
+
+
+def shapes(tree: Any, placed: Sharding | None) -> Any:
+    """A tree's shapes and dtypes, all placed in the same way."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=placed), tree)
 
 
 def _put(x: Any, placed: NamedSharding | None) -> Any:
@@ -207,7 +257,7 @@ class CompileAhead:
 
     Args:
       calls: programs, each with shapes of its arguments and with what the log says behind its name, in the order in
-        which they will be called.
+        which they will be called. They are taken in a thread. If that raises, no further program compiles ahead.
 
     Example:
       >>> import jax.numpy as jnp
@@ -220,15 +270,34 @@ class CompileAhead:
     def __init__(self, calls: Iterable[tuple[Program, tuple[Any, ...], str]]):
         # The compiler releases Python's lock, so that each thread has a core.
         self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="compile")
-        self._closed = threading.Event()
-        self._left = {
-            _shapes(program, args): (self._pool.submit(self._compile, program, args, note), note)
-            for program, args, note in calls
-        }
+        self._closed, self._lock = threading.Event(), threading.Lock()
+        self._left = dict[Any, tuple[concurrent.futures.Future[Any], str]]()
+        self._called: set[Any] | None = set()  # while the calls are taken
+        self._pool.submit(self._take, calls)
+
+    def _take(self, calls: Iterable[tuple[Program, tuple[Any, ...], str]]) -> None:
+        try:
+            for program, args, note in calls:
+                key = _shapes(program, args)
+                with self._lock:
+                    if self._closed.is_set():
+                        return
+                    if self._called is not None and key not in self._called and key not in self._left:
+                        self._left[key] = self._pool.submit(self._compile, program, args, note), note
+        except Exception:  # the run itself says what is wrong, where it is
+            log.debug("what would compile ahead is not known", exc_info=True)
+        finally:
+            self._called = None
 
     def __call__(self, program: Program, *args: Any) -> Any:
         """``program(*args)``, once it is compiled for these shapes. A failed compile raises here."""
-        found = self._left.pop(_shapes(program, args), None) if self._left else None
+        found = None
+        if self._left or self._called is not None:
+            key = _shapes(program, args)
+            with self._lock:
+                found = self._left.pop(key, None)
+                if self._called is not None:
+                    self._called.add(key)
         if found is None:
             return program(*args)
         compiles, _here.note = found

@@ -5,8 +5,10 @@ import spies
 from runs import Trainer
 from tiny_run import make_mixture
 
+from grpojax.run import parts
 from grpojax.run import recipe as recipes
 from grpojax.run.calls import calls_of
+from grpojax.run.dry import learner_calls
 
 # As long as the data's longest prompt, and every sample at its longest (`eos_ids=()`).
 RUN = [
@@ -57,7 +59,9 @@ def check(seen, recipe, directory, case, devices=2):
     config = recipes.load(recipe, [*RUN, f"run.dir={directory}", *case])
     trainer = Trainer(config, devices, eos_ids=())
     said, _ = calls_of(config, trainer.policy.shape)
+    dry = list(dry_calls(config, trainer))
     assert trainer.run()
+    check_dry(seen, dry)
 
     ragged = {n for n in said if n.startswith("ragged ")}  # no sample is shorter here
     found = {n: (c.program.name, kinds(c.args), places(c.args)) for n, c in said.items()}
@@ -69,3 +73,24 @@ def check(seen, recipe, directory, case, devices=2):
             assert all(None in (r, p) or r == p for r, p in zip(real_places, found[n][-1], strict=True)), n
         met |= same
     assert met == said.keys() - ragged
+
+
+def dry_calls(config, trainer):
+    """What dry steps of the trainer's learner call."""
+    shape = trainer.policy.shape
+    added = [kind(config, shape) for kind in parts.kinds(config.method.variant).values()]
+    return learner_calls(
+        config, shape, trainer.learner.programs, added, longest_prompt=trainer.learner.max_prompt_tokens
+    )
+
+
+def check_dry(seen, dry):
+    """The real run has called what the dry steps of the longest samples did, and of the same programs nothing else but
+    scores of other rows than an update's."""
+    real = {(name, tuple(args)): at for name, args, at in seen}
+    made = {(program.name, tuple(kinds(args))): (places(args), note) for program, args, note in dry}
+    names = {name for name, _ in made} - {"score"}
+    assert {key for key in real if key[0] in names} <= made.keys()
+    for key, (at, note) in made.items():
+        if not note.endswith("shorter samples"):
+            assert all(None in pair or pair[0] == pair[1] for pair in zip(real[key], at, strict=True)), key

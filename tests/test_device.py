@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import grpojax
 from grpojax import device
-from grpojax.device import ROWS, SHARD, WHOLE, CompileAhead, Program, Real, places
+from grpojax.device import ROWS, SHARD, WHOLE, CompileAhead, Dry, Program, Real, places
 from grpojax.host import compile_cache
 from grpojax.host.compile_cache import cache_folder, keep_compiled
 from grpojax.host.errors import UserError
@@ -304,3 +304,40 @@ def test_a_program_lays_its_results_out_as_it_says():
         half, total = device.call(program, x)
         assert half.sharding == named(mesh, SHARD) and float(total) == 3 * n and x.is_deleted()
     assert asked == [(8, 3)]
+
+
+@pytest.mark.parametrize("sizes", [None, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_a_dry_step_is_called_and_answers_as_a_real_one(sizes):
+    """Shapes, dtypes and places; also of what a program says that XLA may lay out, and of results put in again."""
+    mesh = None if sizes is None else make_mesh(MeshConfig(**sizes))
+
+    def step(device):
+        rows = device.put({"x": np.ones((1, 8, 3), np.float32)}, ROWS)
+        stays = None if mesh is None else lambda rows, w: (places(rows), None)
+        program = Program("scale", lambda rows, w: ({"x": rows["x"] * w}, rows["x"].sum()), out=stays)
+        rows, total = device.call(program, rows, np.float32(2))
+        rows, _ = device.call(program, rows, np.float32(2))
+        return rows, total, device.get(rows)["x"]
+
+    dry = Dry(mesh)
+    got, want = step(dry), step(Real(mesh))
+
+    def same(a, b):
+        return (a.shape, a.dtype) == (b.shape, b.dtype) and a.sharding.is_equivalent_to(b.sharding, b.ndim)
+
+    assert jax.tree.all(jax.tree.map(same, got[:2], want[:2]))
+    assert got[2].shape == want[2].shape and not got[2].any()
+    assert [program.name for program, _ in dry.calls] == ["scale"] * 2
+    assert [x.shape for x in jax.tree.leaves(dry.calls[1][1])] == [(1, 8, 3), ()]
+
+
+def test_what_would_compile_ahead_may_fail_to_be_known(caplog):
+    """The run itself then says what is wrong, or compiles when it calls."""
+
+    def calls():
+        raise ValueError("no such shape")
+        yield
+
+    run = CompileAhead(calls())
+    assert run(Program("fine", lambda x: x), jnp.ones(2)).shape == (2,) and "no such shape" not in caplog.text
+    run.close()

@@ -1,4 +1,4 @@
-"""Programs with shapes in place of arrays. They are compiled ahead of a run, and a plan is made from them.
+"""Programs with shapes in place of arrays, from which a plan is made.
 
 The code that calls a program also makes the shapes that the program takes. This module has the types for both.
 """
@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding
 
 from grpojax import sharding
 from grpojax.device import Program
@@ -49,17 +49,6 @@ class Call(NamedTuple):
     samples: bool = False
 
     ragged: bool = False
-
-
-def bound(call: Call, device: jax.Device) -> tuple[Any, ...]:
-    """The arguments of a call on one device. The run's state and rows are bound to that device
-    (`grpojax.programs.state.bound`); scalars of the host are not."""
-    own, placed = {id(x) for x in jax.tree.leaves(call.own)}, SingleDeviceSharding(device)
-
-    def bind(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed) if x.ndim or id(x) in own else x
-
-    return jax.tree.map(bind, call.args)
 
 
 def abstract(x: Any, placed: NamedSharding | None) -> jax.ShapeDtypeStruct:

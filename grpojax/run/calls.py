@@ -1,8 +1,7 @@
 """The programs of a run with their arguments, and its state: only shapes, without weights and data.
 
-A loop over this value compiles a run's programs ahead of the run. `grpojax plan` is the same loop for devices that are
-not there. Every prompt and completion is at its longest. The shapes of a program's arguments are made next to the code
-that calls it; this module collects them.
+`grpojax plan` compiles them for devices that are not there. Every prompt and completion is at its longest. The shapes
+of a program's arguments are made next to the code that calls it; this module collects them.
 """
 
 import dataclasses
@@ -22,7 +21,7 @@ from grpojax.programs.state import abstract_state
 from grpojax.run import packed_batch, parts, sources
 from grpojax.run.held_out import abstract_evaluation
 from grpojax.run.parts.part import LearningPart, Longest, Part, read_shape
-from grpojax.run.programs import Programs, learning_of, make_programs
+from grpojax.run.programs import learning_of, make_programs
 from grpojax.run.recipe import Config
 
 
@@ -50,7 +49,6 @@ def calls_of(
     policy: PolicyShape,
     *,
     read_shape: Callable[[str], DecoderConfig] = read_shape,
-    programs: Programs | None = None,
 ) -> RunCalls:
     """The programs of a recipe's run.
 
@@ -58,15 +56,13 @@ def calls_of(
       config: the recipe.
       policy: the model on its devices.
       read_shape: the shape of another model that the recipe names by its path.
-      programs: the run's learning programs, if they exist already.
 
     Raises:
       UserError: sizes that do not divide over the devices.
     """
     method, mesh = config.method, policy.mesh
     added: list[Part] = [kind(config, policy, read_shape) for kind in parts.kinds(method.variant).values()]
-    if programs is None:
-        programs = make_programs(learning_of(config, policy, [part.spec() for part in added]))
+    programs = make_programs(learning_of(config, policy, [part.spec() for part in added]))
     networks = policy_state.networks(policy, programs.optimizer)
     for part in added:
         networks |= part.networks()

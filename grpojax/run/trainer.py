@@ -15,24 +15,22 @@ import jax
 import numpy as np
 
 from grpojax import data, evaluation, variants
-from grpojax.device import Program
 from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import hf
-from grpojax.programs.calls import Call, bound
-from grpojax.programs.policy import Policy, PolicyShape
+from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
 from grpojax.run import checks, parts, recorder, sources, step_metrics, watch
 from grpojax.run.alarms import SAID
 from grpojax.run.batch import RolloutBatch, annotate, sample_rows
-from grpojax.run.calls import calls_of
+from grpojax.run.dry import learner_calls
 from grpojax.run.held_out import HeldOut, announce
 from grpojax.run.learner import Learner
 from grpojax.run.loop import Loop, Task, Updates
 from grpojax.run.method import learns_from_equals
-from grpojax.run.programs import Programs, learning_of, make_programs
+from grpojax.run.programs import learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 from grpojax.run.sources.source import Context
@@ -175,7 +173,9 @@ class Trainer(Task):
         checks.warm_up(config.optimizer, learning.updates)
         programs = make_programs(learning)
         # Not earlier: until here a recipe may be refused.
-        self.policy.device.compile_ahead(_called_first(config, shape, programs, longest))
+        added = [kind(config, shape) for kind in parts.kinds(config.method.variant).values()]
+        calls = learner_calls(config, shape, programs, added, longest_prompt=longest)
+        self.policy.device.compile_ahead(calls)
         held.callback(self.policy.device.close)
         self.learner = Learner(
             self.policy,
@@ -377,25 +377,3 @@ def _longest_prompt(config: Config, problems: data.Problems) -> int:
     if config.method.plan is not None or config.environment is not None:
         return most
     return min(most, -(-max(len(p.ids) for p in problems) // 8) * 8)
-
-
-def _called_first(
-    config: Config, policy: PolicyShape, programs: Programs, longest_prompt: int
-) -> list[tuple[Program, tuple[Any, ...], str]]:
-    """The programs that read the rows of an update, with this run's shapes: scores first, then updates.
-
-    If rows have two sizes, the smaller one comes first, since samples are rarely all at their longest.
-    """
-    sized = dataclasses.replace(config, data=dataclasses.replace(config.data, max_prompt_tokens=longest_prompt))
-    every = calls_of(sized, policy, programs=programs).calls
-    names = [name for name, call in every.items() if call.ragged]
-    names.sort(key=lambda name: ("update" in name, not name.startswith("ragged")))
-
-    def note(name: str) -> str:
-        longest = " for the longest samples" if f"ragged {name}" in every else ""
-        return " for shorter samples" if name.startswith("ragged ") else longest
-
-    def args(call: Call) -> tuple[Any, ...]:
-        return call.args if policy.mesh is not None else bound(call, jax.local_devices()[0])
-
-    return [(every[name].program, args(every[name]), note(name)) for name in names]
