@@ -119,7 +119,7 @@ def new_program():
 
 def test_a_program_that_was_compiled_before_is_read(own_cache, caplog):
     keep_compiled(str(own_cache / "cache"))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="grpojax"):
         for _ in range(2):
             new_program()(jnp.arange(5), jnp.arange(5))
     said = [line.partition(" in ")[0] for line in caplog.messages]
@@ -164,7 +164,7 @@ def shape(n):
 
 def test_a_call_finds_what_was_compiled_ahead_and_waits_for_no_other(compiles, caplog):
     """Each is compiled once; one that no thread has taken yet is compiled by its call. The log tells them apart."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="grpojax")
     function, started, go = new_program(), threading.Event(), threading.Event()
 
     def slow(x):

@@ -89,7 +89,7 @@ def test_a_table_in_markdown_has_models_down_and_devices_across():
         (["--models", "Qwen3-8B", "--devices", "h100", "--layers", "2"], "leave these out"),
         (["--models", "Qwen3-8B", "--devices", "h100", "--topology", "h100:1"], "leave these out"),
         (["--models", "Qwen3-9B", "--devices", "h100"], "qwen3-8b, qwen3-14b"),
-        (["--models", "Qwen3-8B", "--devices", "h100,t4"], "no topology 't4': known are v4"),
+        (["--models", "Qwen3-8B", "--devices", "h100,p4"], "no topology 'p4': known are v4"),
     ],
 )
 def test_a_table_that_cannot_be_made_is_refused(capsys, more, said):
