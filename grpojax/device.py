@@ -287,7 +287,8 @@ class CompileAhead:
         except Exception:  # the run itself says what is wrong, where it is
             log.debug("what would compile ahead is not known", exc_info=True)
         finally:
-            self._called = None
+            with self._lock:
+                self._called = None
 
     def __call__(self, program: Program, *args: Any) -> Any:
         """``program(*args)``, once it is compiled for these shapes. A failed compile raises here."""
