@@ -153,7 +153,7 @@ def _appearing_in_bucket(path: epath.Path) -> Iterator[tuple[epath.Path, Path]]:
             yield path, Path(small)
             for file in sorted(Path(small).iterdir(), key=lambda file: file.name == "config.json"):
                 files.write(path / file.name, file.read_bytes())
-        partial.unlink()
+        partial.unlink(missing_ok=True)  # if the answer was lost, the request that follows finds none
     except BaseException:
         with contextlib.suppress(OSError):
             path.rmtree(missing_ok=True)
