@@ -43,53 +43,46 @@ def learner_calls(
       longest_prompt: most tokens of a prompt in the run.
     """
     kinds = {" for shorter samples": 1, " for the longest samples": config.rollout.max_tokens}
-    called = dict[str, list[tuple[Program, tuple[Any, ...]]]]()
-    for note, length in kinds.items():
-        called[note] = []
+    learners = {note: _learner(config, policy, programs, added, longest_prompt=longest_prompt) for note in kinds}
+    batches = {note: _samples(config, policy, length, longest_prompt) for note, length in kinds.items()}
+    minis = {note: learners[note].pack(batch) for note, batch in batches.items()}
+    first, last = ([x.shape for x in jax.tree.leaves([m.packed for m in minis[note]])] for note in kinds)
+    for note, learner in learners.items():
+        if first == last and note == " for shorter samples":
+            continue  # rows have one size
+        for part in added:
+            part.open(learner.policy, programs, longest_prompt=longest_prompt)
+        dry = learner.device
+        assert isinstance(dry, Dry), "of `_Policy`"
         for number in sorted({1, parts.warmup_steps(config) + 1}):  # the policy may not learn in the first
-            dry = Dry(policy.mesh)
-            _take_step(config, policy, programs, added, dry, number, length=length, longest_prompt=longest_prompt)
-            called[note] += dry.calls
-    both = [{_key(*call) for call in calls} for calls in called.values()]
-    for note, calls in called.items():
-        for program, args in calls:
-            yield program, args, "" if all(_key(program, args) in each for each in both) else note
+            taken = minis.pop(note, None) or learner.pack(batches[note])
+            signals = learner.score(taken)
+            yield from _noted(dry, "" if first == last else note)  # these compile while the update is traced
+            learner.weigh(taken, batches[note], signals)
+            learner.update(taken, number, shares=None if config.train.tokens is None else (0.0, 0.0))
+            yield from _noted(dry, "" if first == last else note)
 
 
-def _key(program: Program, args: tuple[Any, ...]) -> Any:
-    return program, *(np.shape(x) for x in jax.tree.leaves(args))
+def _noted(dry: Dry, note: str) -> list[Noted]:
+    """What was called since the last time."""
+    calls, dry.calls = dry.calls, []
+    return [(program, args, note) for program, args in calls]
 
 
-def _take_step(
-    config: Config,
-    policy: PolicyShape,
-    programs: Programs,
-    added: Sequence[Part],
-    dry: Dry,
-    number: int,
-    *,
-    length: int,
-    longest_prompt: int,
-) -> None:
-    """Learns from samples that all have ``length`` tokens."""
-    learner = _Learner(
-        _Policy(policy, dry),  # pyrefly: ignore
-        programs,
-        config.method,
-        config.train,
-        max_prompt_tokens=longest_prompt,
-        parts=added,
-    )
+def _learner(
+    config: Config, policy: PolicyShape, programs: Programs, added: Sequence[Part], *, longest_prompt: int
+) -> "_Learner":
+    """A learner with shapes for its state."""
+    dry = Dry(policy.mesh)
+    how = {"max_prompt_tokens": longest_prompt, "parts": added}
+    learner = _Learner(_Policy(policy, dry), programs, config.method, config.train, **how)  # pyrefly: ignore
     networks = policy_state.networks(policy, programs.optimizer)
     for part in added:
         networks |= part.networks()
     learner.state = abstract_state(networks, policy.mesh)
     if policy.mesh is None:
         learner.state = dry.put(learner.state)
-    batch = _samples(config, policy, length, longest_prompt)
-    minis = learner.pack(batch)
-    learner.weigh(minis, batch, learner.score(minis))
-    learner.update(minis, number, shares=None if config.train.tokens is None else (0.0, 0.0))
+    return learner
 
 
 class _Policy:
