@@ -148,11 +148,13 @@ def process() -> None:
     """Runs a command and ends the process with its status.
 
     A thread may still compile a program for a run that is over, and Python would wait for it: on a TPU a minute or
-    more, for nothing. Several processes end together in any case, and leave each other in order.
+    more, for nothing. Several processes end together in any case, and leave each other in order. wandb sends the last
+    of a run when Python ends, and is waited for.
     """
     status = main()
     jax, device = sys.modules.get("jax"), sys.modules.get("grpojax.device")
-    if device is not None and device.compiling() and jax is not None and jax.process_count() == 1:
+    waits = "wandb" in sys.modules or jax is None or device is None or jax.process_count() > 1
+    if not waits and device.compiling():
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -162,19 +162,23 @@ def test_debug_shows_the_traceback(arguments):
 
 
 COMPILES = """
-import sys, threading, time, jax
+import atexit, sys, threading, time, jax
 from grpojax import device
 from grpojax.cli import main
-began = threading.Event()
+began, seconds = threading.Event(), float(sys.argv.pop(1))
 
 def slow(x):
     began.set()
-    time.sleep(300)
+    time.sleep(seconds)
     return x
 
 ahead = device.CompileAhead([(device.Program("slow", slow), (jax.ShapeDtypeStruct((2,), "float32"),), "")])
 began.wait()
 ahead.close()
+if len(sys.argv) == 1:
+    sys.modules["wandb"] = atexit
+    atexit.register(print, "sent")
+    sys.argv.append("recipes")
 main.process()
 """
 
@@ -183,5 +187,10 @@ main.process()
     ("argv", "status", "said"), [(["recipes"], 0, "quickstart"), (["train", "no.yaml"], 2, "no.yaml: No such")]
 )
 def test_a_process_does_not_wait_for_a_compile_that_nobody_needs(argv, status, said):
-    run = subprocess.run([sys.executable, "-c", COMPILES, *argv], capture_output=True, text=True, timeout=100)
+    run = subprocess.run([sys.executable, "-c", COMPILES, "300", *argv], capture_output=True, text=True, timeout=100)
     assert run.returncode == status and said in run.stdout + run.stderr
+
+
+def test_what_wandb_sends_at_the_end_is_waited_for():
+    run = subprocess.run([sys.executable, "-c", COMPILES, "3"], capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0 and run.stdout.endswith("sent\n")
