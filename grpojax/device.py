@@ -44,6 +44,10 @@ class Program:
         tree, and None for what XLA may lay out. ``args`` are arrays or shapes; it is asked once, at the first call.
         None on one device.
       options: options for XLA (`quick_options`). No other jitted function may call a program that has options.
+      flops: ``flops(prompts, samples)``: FLOPs of a call for prompts of these numbers of tokens ``[n]``, each with
+        samples of these ``[n, G]``; None where they are not known or do not count.
+      made_up: ``made_up(results, longest)``: shapes of its results with arrays of the host in place of some, for `Dry`.
+        None gives zeros.
 
     Example:
       >>> import jax.numpy as jnp
@@ -58,6 +62,8 @@ class Program:
     donate: tuple[int, ...] = ()
     out: Callable[..., Any] | None = None
     options: Mapping[str, Any] | None = None
+    flops: Callable[[Any, Any], float] | None = None
+    made_up: Callable[[Any, bool], Any] | None = None
     _made: list[Any] = dataclasses.field(default_factory=list, repr=False)
     _making: Any = dataclasses.field(default_factory=threading.RLock, repr=False)  # a thread may compile it ahead
 
@@ -176,15 +182,17 @@ class Real:
 class Dry:
     """Devices that compute nothing: a step on them tells which programs it calls, and with what.
 
-    `put` and `call` give shapes, placed as arrays would be. `get` gives zeros.
+    `put` and `call` give shapes, placed as arrays would be. `get` gives zeros, or what a program has made up for its
+    results (`Program.made_up`).
 
     Args:
       mesh: as of `Real`. Its devices need not be there.
       alone: as of `Real`.
+      longest: whether made-up samples are as long as they may be. Otherwise they are as short.
 
     Attributes:
-      mesh: as above.
-      calls: the programs that were called and their arguments, with shapes in place of arrays.
+      mesh, longest: as above.
+      calls: the programs that were called and their arguments, with shapes in place of arrays of the devices.
 
     Example:
       >>> device = Dry()
@@ -195,8 +203,10 @@ class Dry:
       [('double', (3,))]
     """
 
-    def __init__(self, mesh: Mesh | None = None, alone: jax.Device | None = None):
-        self.mesh, self.calls = mesh, list[tuple[Program, tuple[Any, ...]]]()
+    def __init__(self, mesh: Mesh | None = None, alone: jax.Device | None = None, *, longest: bool = True):
+        self.mesh, self.longest, self.calls = mesh, longest, list[tuple[Program, tuple[Any, ...]]]()
+        # By the identity of a shape, which is kept so that no other takes its place.
+        self._made_up = dict[int, tuple[Any, np.ndarray]]()
         self._place = None if mesh is not None else SingleDeviceSharding(alone or jax.local_devices()[0])
 
     def put(self, tree: Any, axes: Axes = SHARD) -> Any:
@@ -206,16 +216,27 @@ class Dry:
     def call(self, program: Program, *args: Any) -> Any:
         """Notes the call."""
         self.calls.append((program, args))
-        out = program.jitted(*args).eval_shape(*args)
+        shape = program.jitted(*args).eval_shape(*args)
         if self._place is not None:
-            return shapes(out, self._place)
-        whole = sharding.named(self.mesh, WHOLE)
-        placed = whole if program.out is None else program.out(*args)
-        return jax.tree.map(lambda place, part: shapes(part, place or whole), placed, out, is_leaf=lambda x: x is None)
+            out = shapes(shape, self._place)
+        else:
+            whole = sharding.named(self.mesh, WHOLE)
+            at = whole if program.out is None else program.out(*args)
+            out = jax.tree.map(lambda place, part: shapes(part, place or whole), at, shape, is_leaf=lambda x: x is None)
+        if program.made_up is not None:
+            for x, value in zip(*map(jax.tree.leaves, (out, program.made_up(shape, self.longest))), strict=True):
+                if isinstance(value, np.ndarray):
+                    self._made_up[id(x)] = x, value
+        return out
 
     def get(self, tree: Any) -> Any:
         """See `Device`."""
-        return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), tree)
+
+        def of_host(x: Any) -> np.ndarray:
+            known = self._made_up.get(id(x))
+            return np.broadcast_to(np.zeros((), x.dtype), x.shape) if known is None else known[1]
+
+        return jax.tree.map(of_host, tree)
 
 
 def shapes(tree: Any, placed: Sharding | None) -> Any:

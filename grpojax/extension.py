@@ -36,7 +36,7 @@ class Names:
       sources: settings, or needs of a variant, that say how samples are drawn: what draws so
         (`grpojax.run.sources`).
       recipes: recipes of other commands than ``train``: how such a recipe is read and what it runs
-        (`grpojax.run.calls.Recipe`).
+        (`grpojax.run.dry.Recipe`).
       problems: schemes of sources of generated problems: a module with ``rows(name, options)`` and
         ``content(name, question)``. The path is that of a module.
       rewards: functions that a recipe may name as rewards.

@@ -4,11 +4,11 @@ import collections
 import dataclasses
 import re
 
+import dry_calls
 import jax
 
 from grpojax.programs.policy import Policy
 from grpojax.run import recipe as recipes
-from grpojax.run.calls import calls_of
 
 _KINDS = re.compile(r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 
@@ -17,13 +17,16 @@ def check(recipe, *case):
     """Of a recipe's programs on eight devices each lays its results out as it says, and moves no more for it than if
     XLA were to choose. Returns the names of those that say it."""
     config = recipes.load(recipe, ["mesh={data: 2, fsdp: 2, tensor: 2}", "rewards.0.name=tiny_run:parity", *case])
-    policy, names = Policy(config.model, config.mesh).shape, set()
-    for call in calls_of(config, policy).calls.values():
-        if call.program.out is None:
+    policy, names, seen = Policy(config.model, config.mesh).shape, set(), set()
+    for call in dry_calls.every(config, policy):
+        args = dry_calls.shapes(call)
+        key = call.program, *((x.shape, x.dtype) for x in jax.tree.leaves(args))
+        if call.program.out is None or key in seen:
             continue
-        said, chosen = (p.lower(*call.args).compile() for p in (call.program, _without(call.program)))
+        seen.add(key)
+        said, chosen = (p.lower(*args).compile() for p in (call.program, _without(call.program)))
         assert _moved(said) == _moved(chosen), call.program.name
-        asked, found = call.program.out(*call.args), said.output_shardings
+        asked, found = call.program.out(*args), said.output_shardings
         jax.tree.map(_lies, asked, found, is_leaf=lambda x: x is None or isinstance(x, jax.sharding.Sharding))
         names.add(call.program.name)
     return names

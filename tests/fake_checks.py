@@ -1,12 +1,12 @@
 """A fake device beside a real one."""
 
+import dry_calls
 import fake_device
 import jax
 import numpy as np
 import pytest
 
 from grpojax.programs.policy import Policy
-from grpojax.run import calls
 from grpojax.run import recipe as recipes
 
 
@@ -33,12 +33,13 @@ def kinds(tree):
 def check_every(config, policy):
     """A fake takes and gives for every program of a run what a real device does."""
     device, names = fake_device.Fake(), set()
-    for call in calls.calls_of(config, policy.shape).calls.values():
-        name, args = call.program.name, numbers_for(call.args)
-        if name in fake_device.REAL or name == "rollout":
+    for call in dry_calls.every(config, policy.shape):
+        name, shapes = call.program.name, dry_calls.shapes(call)
+        if name in fake_device.REAL or call.samples:
             continue
-        assert kinds(device.call(call.program, *args)) == kinds(jax.eval_shape(call.program.fn, *call.args)), name
-        took = [info.donated for info in jax.tree.leaves(call.program.trace(*call.args).args_info[0])]
+        args = numbers_for(shapes)
+        assert kinds(device.call(call.program, *args)) == kinds(jax.eval_shape(call.program.fn, *shapes)), name
+        took = [info.donated for info in jax.tree.leaves(call.program.trace(*shapes).args_info[0])]
         assert [x.is_deleted() for x in jax.tree.leaves(args)] == took
         assert any(took) == ("update" in name)
         names.add(name)

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from grpojax import advantages as A, losses as L, variants
 from grpojax.device import Program
 from grpojax.models.weight_table import Weight, zeros
-from grpojax.programs.calls import Call
 from grpojax.programs.state import Network, init_state
 from grpojax.programs.update import Learns as How
 from grpojax.run.packed_batch import whole
@@ -43,10 +42,6 @@ class Learns(LearningPart):  # a number for each token, which learns what sample
     role, extra = "mine", {"bias": "P G T"}
 
     @classmethod
-    def times(cls, config):
-        return {"bias of tokens": config.train.minibatches}
-
-    @classmethod
     def warmup_steps(cls, config):
         return 1
 
@@ -57,10 +52,6 @@ class Learns(LearningPart):  # a number for each token, which learns what sample
         how, table = self.spec().learners()["mine"], {"bias": Weight((None,), zeros)}
         params = {"bias": jax.ShapeDtypeStruct((self.shape.config.vocab_size,), jnp.float32)}
         return {"mine": Network(params=params, optimizer=how.optimizer, table=table)}
-
-    def calls(self, longest):
-        args = longest.state["mine"].params, longest.packed.rows
-        return {"bias of tokens": Call(longest.programs.parts["bias of tokens"], args, args[0], ragged=True)}
 
     def start(self, params, restored):
         if restored is not None:
@@ -77,9 +68,14 @@ class Learns(LearningPart):  # a number for each token, which learns what sample
 class Another(Learns):
     role = "another"
 
+@dataclasses.dataclass(frozen=True)
+class Named(Spec):
+    def make(self, learning):
+        return {"mine": Program("update", len)}
+
 class Update(Part):
-    def calls(self, longest):
-        return {"update": Call(longest.programs.score, (), ())}
+    def spec(self):
+        return Named()
 
 def takes_a_name():
     return variants.Variant(

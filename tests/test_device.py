@@ -250,7 +250,7 @@ def test_updates_and_scores_of_runs_have_them(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     options, rule = device.quick_options(), OptimizerConfig(learning_rate=1e-3)
     learning = programs.Learning(
-        graph=None, compute=Compute(), objective=Objective(), optimizer=rule, updates=10, temperature=1.0
+        model=None, graph=None, compute=Compute(), objective=Objective(), optimizer=rule, updates=10, temperature=1.0
     )
     made = programs.make_programs.__wrapped__(learning)
     assert (made.score.options, made.update.options, made.covariance_mask.options) == (options, options, None)

@@ -25,7 +25,8 @@ def planned(model, topology, programs, given, **more):
     if model["experts"] is not None:
         model = model | {"experts": Experts(**model["experts"])}
     with mock.patch.object(planner, "compute_of", compute):
-        return planner.plan(recipe.load(*given), topology=topology, model=DecoderConfig(**model), programs=programs)
+        config, model = recipe.load(*given), DecoderConfig(**model)
+        return planner.plan(config, topology=topology, model=model, programs=programs).reports
 """
 
 

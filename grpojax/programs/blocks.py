@@ -8,13 +8,12 @@ run needs only these two programs. The lengths of a batch decide which of them i
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from grpojax.programs import packing
 from grpojax.programs.packing import Layout, Packed
@@ -292,56 +291,3 @@ def each(function: Callable[[Rows], Any], rows: Rows, read: Callable[[Rows], Any
     first = jax.eval_shape(lambda rows: function(block(mine := reading(rows, 0), 0, known(mine))), rows)
     nothing = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), first)
     return loop(count // n, readings(rows), of_reading, nothing)
-
-
-def others(blocks: Sequence[Block], gather: int, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """A program's arguments with their rows in each of the run's other blocks; shapes in place of arrays.
-
-    Args:
-      blocks: blocks from `sizes`.
-      gather: completions of a prompt if rows need gather indices; 0 if they need none.
-      args: arguments of a call. The result is empty if they have no rows in one of ``blocks``.
-    """
-    nodes = jax.tree.leaves(args, is_leaf=_has_rows)
-    shapes = {(x.rows if isinstance(x, Packed) else x).tokens.shape for x in nodes if _has_rows(x)}
-    if len(shapes) != 1:
-        return []
-    (shape,) = shapes
-    mine = [b for b in blocks if (b.reads * b.count, b.rows) == (shape[0], shape[2])]
-    return [
-        jax.tree.map(functools.partial(_with, block, gather), args, is_leaf=_has_rows)
-        for block in blocks
-        if mine and block not in mine
-    ]
-
-
-def _has_rows(x: Any) -> bool:
-    return isinstance(x, Rows | Packed)
-
-
-def _with(block: Block, gather: int, x: Any) -> Any:
-    """Shapes of `Rows` or `Packed` in another block; anything else unchanged."""
-    count = block.reads * block.count
-    if isinstance(x, Packed):
-        per_token = jax.tree.map(lambda y: _shape(y, count, block.rows, y.shape[3]), x.per_token)
-        return Packed(rows=_with(block, gather, x.rows), per_token=per_token)
-    if not isinstance(x, Rows):
-        return x
-    row = x.tokens.shape[3]
-    new = {name: getattr(x, name) for name in _OF_PROMPTS if getattr(x, name) is not None}
-    new = {name: _shape(y, block.reads, block.prompts, *y.shape[3:]) for name, y in new.items()}
-    for name in ("tokens", "segments", "offsets", "token_prompt", "choices"):
-        if (y := getattr(x, name)) is not None:
-            new[name] = _shape(y, count, block.rows, *y.shape[3:])
-    sizes = packing.gather_sizes(_gathered(block, gather), block.rows, row) if block.shared and gather else ()
-    indices = tuple(_shape(x.tokens, count, *size) for size in sizes) or None
-    live = _shape(x.tokens, count) if block.shared else None
-    return dataclasses.replace(x, **new, gather=indices, live=live)
-
-
-def _shape(x: Any, count: int, *rest: int) -> jax.ShapeDtypeStruct:
-    placed = getattr(x, "committed", isinstance(x, jax.ShapeDtypeStruct))
-    shape, sharding = (count, x.shape[1], *rest), x.sharding if placed else None
-    if isinstance(sharding, NamedSharding):  # which names every axis of ``x``
-        sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: len(shape)]))
-    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)

@@ -9,7 +9,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from grpojax import data, device, sharding
-from grpojax.device import Device, Program
+from grpojax.device import Dry
 from grpojax.host import agreement
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
@@ -140,7 +140,7 @@ class Policy:
         if self.mesh is not None:
             adapters.check_axes(self.adapter, fsdp=self.mesh.shape["fsdp"], expert=self.mesh.shape["expert"])
         self.graph, self.params = decoder.abstract(self.config)[0], None
-        self._reshards: dict[str, Program | None] = {}
+
         self.device = self.sampling_device = device.Real(self.mesh)
         self.sampling, self.disaggregated = Sampling(self.mesh, self.compute), bool(others)
         if others:
@@ -160,16 +160,14 @@ class Policy:
         """Turns training weights into those that `sample` takes: `state.make_reshard`, or `state.make_cast_of_factors`
         with the base as it is."""
         unmerged = adapters.unmerged(self.adapter)
-        if weights not in self._reshards:
-            self._reshards[weights] = (
-                state.make_cast_of_factors(self.compute)
-                if unmerged
-                else state.make_reshard(self.config, self.compute, weights, adapted=self.adapter is not None)
-            )
-        program = self._reshards[weights]
+        program = (
+            state.make_cast_of_factors(self.compute)
+            if unmerged
+            else state.make_reshard(self.config, self.compute, weights, adapted=self.adapter is not None)
+        )
         made = params if program is None else self.device.call(program, params)
         if self.disaggregated:
-            made = _send(made, self.sampling_device)
+            made = self._sent(made)
         return adapters.joined(params, made) if unmerged else made
 
     def sample(
@@ -181,17 +179,26 @@ class Policy:
         *,
         partial: Rollout | None = None,
         left: int = 0,
+        name: str = "rollout",
     ) -> Rollout:
         """Dispatches a rollout of prompts that are on the host. ``params`` come from `reshard`. ``partial`` and
-        ``left`` are as in `grpojax.programs.sampler.sample_groups`, with ``partial`` on the host."""
+        ``left`` are as in `grpojax.programs.sampler.sample_groups`, with ``partial`` on the host. The log calls the
+        program by its ``name``."""
         placed, config = self.laid_out(prompts, config)
-        how = {"eos_ids": self.eos_ids, "compute": self.sampling.compute}
+        how = {"eos_ids": self.eos_ids, "compute": self.sampling.compute, "name": name}
         if partial is None:
             return self.sampling_device.call(rollout_program(self.graph, config, **how), params, placed, key)
         split = jax.tree.map(lambda x: x.reshape(-1, config.group, *x.shape[2:]), partial)
         _check_partial(split, left, self.sampling.shards)
         goes_on = rollout_program(self.graph, config, **how, left=left)
         return self.sampling_device.call(goes_on, params, placed, key, self.sampling_device.put(split))
+
+    def _sent(self, weights: Any) -> Any:
+        """Sends weights to the devices that sample. A device's part of a weight has the same shape on both sides, so
+        it is copied as it is."""
+        if self.sampling.mesh is None:
+            return self.sampling_device.put(weights)
+        return jax.device_put(weights, shardings(weights, self.sampling.mesh, sharding.ROLLOUT))
 
     def laid_out(self, prompts: Prompts, config: SamplerConfig) -> tuple[Prompts, SamplerConfig]:
         """`on_shards`, with the prompts on the devices that sample."""
@@ -219,6 +226,48 @@ class Policy:
         return hf.decode_all(self.tokenizer, rows)
 
 
+class DryPolicy(Policy):
+    """A policy without weights and tokenizer, on devices that compute nothing (`grpojax.device.Dry`). Every text of it
+    is empty.
+
+    Args:
+      shape: the policy.
+      longest: whether made-up samples are as long as they may be.
+    """
+
+    device: Dry  # pyrefly: ignore
+    sampling_device: Dry  # pyrefly: ignore
+
+    def __init__(self, shape: PolicyShape, *, longest: bool = True):
+        self.config, self.graph, self.compute, self.adapter = shape.config, shape.graph, shape.compute, shape.adapter
+        self.mesh, self.shards, self.sampling = shape.mesh, shape.shards, shape.sampling
+        self.disaggregated = shape.sampling.mesh is not shape.mesh
+        self.device = Dry(shape.mesh, longest=longest)
+        self.sampling_device = Dry(shape.sampling.mesh, longest=longest)
+        self.params, self.tokenizer = None, _NoTokenizer()
+        self.eos_ids: tuple[int, ...] = (0,)
+
+    def _sent(self, weights: Any) -> Any:
+        if self.sampling.mesh is None:
+            return self.sampling_device.put(weights)
+        placed = shardings(weights, self.sampling.mesh, sharding.ROLLOUT)
+        return jax.tree.map(device.shapes, weights, placed)
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Empty texts."""
+        return [""] * len(rows)
+
+
+class _NoTokenizer:
+    """Gives no texts and no tokens."""
+
+    def decode(self, ids: Sequence[int], **how: Any) -> str:
+        return ""
+
+    def encode(self, text: str, **how: Any) -> list[int]:
+        return []
+
+
 def on_shards(prompts: Prompts, config: SamplerConfig, count: int) -> tuple[Prompts, SamplerConfig]:
     """Spreads prompts over ``count`` batch shards. If groups are split, a prompt appears once for each part of its
     group, and the returned config has the size of a part as its ``group``."""
@@ -234,14 +283,6 @@ def _sampling_devices(devices: Sequence[jax.Device], learning: Mesh, compute: Co
     config = sharding.sampling_mesh(learning, len(devices))
     mesh = None if len(devices) == 1 else sharding.make_mesh(config, devices)
     return Sampling(mesh, dataclasses.replace(compute, mesh=mesh))
-
-
-def _send(weights: Any, sampling: Device) -> Any:
-    """Sends weights to the devices that sample. A device's part of a weight has the same shape on both sides, so it is
-    copied as it is."""
-    if sampling.mesh is None:
-        return sampling.put(weights)
-    return jax.device_put(weights, shardings(weights, sampling.mesh, sharding.ROLLOUT))
 
 
 def _check_partial(partial: Rollout, left: int, shards: int) -> None:

@@ -133,9 +133,11 @@ def rollout_program(
     eos_ids: tuple[int, ...],
     compute: Compute,
     left: int | None = None,
+    name: str = "rollout",
 ) -> Program:
     """The program of `sample_groups`, with arguments as there: ``(params, prompts, key) -> Rollout``; if ``left`` is
-    given, ``(params, prompts, key, partial) -> Rollout``. Equal arguments give the same program."""
+    given, ``(params, prompts, key, partial) -> Rollout``. Equal arguments give the same program. The log calls it by
+    its ``name``."""
     if not isinstance(eos_ids, tuple):
         raise TypeError(f"eos_ids must be a tuple of ints, got {eos_ids!r}")
     if left is not None and config.decode_slots not in (0, config.group):
@@ -144,15 +146,42 @@ def rollout_program(
         raise UserError(
             "router_replay=true: partial samples are read again, perhaps by other experts than before; set it to false"
         )
-    return _program(graph, config, eos_ids, compute, left)
+    return _program(graph, config, eos_ids, compute, left, name)
 
 
 @functools.cache  # a run asks for it at every step
 def _program(
-    graph: nnx.GraphDef, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute, left: int | None
+    graph: nnx.GraphDef, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute, left: int | None, name: str
 ) -> Program:
     how = {"graph": graph, "config": config, "eos_ids": eos_ids, "compute": compute, "left": left}
-    return Program("rollout", functools.partial(_rollout, **how), out=cut(compute.mesh, SHARD))
+    draws = Draws(config=config, compute=compute, tokens=config.max_tokens)
+    return Program(name, functools.partial(_rollout, **how), out=cut(compute.mesh, SHARD), made_up=draws)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Draws:
+    """How a program draws samples. What it makes up for them (`grpojax.device.Program.made_up`) has ended by itself.
+
+    Attributes:
+      config: what it draws. With fewer prompts than batch shards, ``group`` is a part of a prompt's samples.
+      compute: how the decoder runs.
+      tokens: most tokens of a sample that it draws.
+      turn: whether these are all of the sample, or those of its first turn, or of a later one.
+    """
+
+    config: SamplerConfig
+    compute: Compute
+    tokens: int
+    turn: Literal["all", "first", "later"] = "all"
+
+    def __call__(self, results: Any, longest: bool) -> Any:
+        return samples_of(results, self.tokens if longest else 1)
+
+
+def samples_of(shapes: Rollout, length: int) -> Rollout:
+    """Made-up samples ``[P, G]`` of this length: their lengths and ends, beside shapes of all else."""
+    each = shapes.lengths.shape
+    return dataclasses.replace(shapes, lengths=np.full(each, length, np.int32), stopped=np.ones(each, bool))
 
 
 def _rollout(

@@ -42,18 +42,22 @@ class Learns:
       optimizer: the network's own optimiser.
       read: ``(params, frozen, rows) -> Rows.read``, one forward of the prompts that several blocks of rows continue
         (`grpojax.programs.blocks`). None if every micro-batch holds the prompts of its rows.
+      flops: FLOPs of an update (`grpojax.device.Program`); None if they are not known.
     """
 
     loss: Loss
     optimizer: optax.GradientTransformation
     read: ReadPrompts | None = None
+    flops: Callable[[Any, Any], float] | None = None
 
 
-def update_program(name: str, update: Callable[..., Any], compute: Compute) -> Program:
+def update_program(
+    name: str, update: Callable[..., Any], compute: Compute, flops: Callable[[Any, Any], float] | None = None
+) -> Program:
     """The program of an update (`make_update`, `make_joint_update`). It takes the state over, which stays where it is
     on a mesh."""
     stays = None if compute.mesh is None else lambda state, *given: (places(state), None)
-    return Program(name, update, donate=(0,), out=stays, options=quick_options(compute.platform))
+    return Program(name, update, donate=(0,), out=stays, options=quick_options(compute.platform), flops=flops)
 
 
 def make_update(

@@ -1,102 +1,261 @@
-"""The programs that a run's steps call to learn, from the learner itself: it takes steps on devices that compute
-nothing."""
+"""A run on devices that compute nothing (`grpojax.device.Dry`): which programs it calls, and with what.
+
+The run's own source and learner take a step. Only samples and rewards are made up.
+"""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import numpy as np
 
-from grpojax import data
-from grpojax.device import Dry, Program
+from grpojax import data, evaluation
+from grpojax.device import Program
+from grpojax.evaluation.attempts import problems_at_once
+from grpojax.models import DecoderConfig
 from grpojax.models.experts import choice_dtype
 from grpojax.programs import policy_state
-from grpojax.programs.policy import PolicyShape
+from grpojax.programs.policy import DryPolicy, PolicyShape
 from grpojax.programs.sampler import no_samples
 from grpojax.programs.state import abstract_state
-from grpojax.run import parts
+from grpojax.rewards import RewardsConfig, Scores
+from grpojax.run import held_out, parts, sources
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.learner import Learner
 from grpojax.run.packed_batch import PackedBatch, room
-from grpojax.run.parts.part import Part
-from grpojax.run.programs import Programs
+from grpojax.run.parts.part import Part, read_shape
+from grpojax.run.programs import Programs, learning_of, make_programs
 from grpojax.run.recipe import Config
+from grpojax.run.run_state import RunState
+from grpojax.run.sources.source import Context
 from grpojax.types import Rollout, Samples, Tokens
 
+Phase = Literal["rollout", "scores", "update", "between", "evaluation"]
 Noted = tuple[Program, tuple[Any, ...], str]  # a program, its arguments, and what the log says behind its name
+
+
+class Called(NamedTuple):
+    """A call of a program.
+
+    Attributes:
+      program: the program.
+      args: its arguments, with shapes in place of arrays of the devices.
+      phase: the part of a step that calls it; "between" steps, or in an "evaluation".
+      samples: whether it runs on the devices that sample.
+    """
+
+    program: Program
+    args: tuple[Any, ...]
+    phase: Phase
+    samples: bool = False
+
+
+class Recipe(NamedTuple):
+    """A kind of recipe that another command than ``train`` runs (`grpojax.extension.Names.recipes`).
+
+    Attributes:
+      load: reads a file with overrides, as `grpojax.run.recipe.load` does.
+      step: of a config and its policy: what a step calls, and the run's state by role.
+    """
+
+    load: Callable[[str, Sequence[str]], Any]
+    step: Callable[[Any, PolicyShape], tuple[list[Called], Mapping[str, Any]]]
+
+
+class DryRun:
+    """The steps of a run, with samples and rewards that are made up. Every method returns what it has called.
+
+    Args:
+      config: the recipe.
+      policy: the model.
+      programs: of the run.
+      added: the variant's parts. They are opened anew, so they must not be those of a run.
+      longest_prompt: most tokens of a prompt in the run.
+      longest: whether samples are as long as they may be. Otherwise they have one token, and so have the prompts that
+        are learned from.
+      state: of the run; None makes one.
+
+    Attributes:
+      state: shapes of the run's state by role.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        policy: PolicyShape,
+        programs: Programs,
+        added: Sequence[Part],
+        *,
+        longest_prompt: int,
+        longest: bool = True,
+        state: Mapping[str, Any] | None = None,
+    ):
+        self.config, self.longest_prompt, self.longest, self._shape = config, longest_prompt, longest, policy
+        self.policy = DryPolicy(policy, longest=longest)
+        how = {"max_prompt_tokens": longest_prompt, "parts": added}
+        self.learner = _Learner(self.policy, programs, config.method, config.train, **how)  # pyrefly: ignore
+        self.learner.longest = longest
+        self.state = self._new() if state is None else state
+        self.learner.state, self.rewards = {**self.state}, _Rewards(config)
+
+    def _new(self) -> dict[str, Any]:
+        networks = policy_state.networks(self._shape, self.learner.programs.optimizer)
+        for part in self.learner.parts:
+            networks |= part.networks()
+        state, device = abstract_state(networks, self._shape.mesh), self.policy.device
+        return device.put(state) if device.mesh is None else state
+
+    def shorter(self) -> "DryRun":
+        """The same run with samples of one token. It takes over the parts."""
+        programs, added, how = self.learner.programs, self.learner.parts, {"longest_prompt": self.longest_prompt}
+        return DryRun(self.config, self._shape, programs, added, **how, longest=False, state=self.state)
+
+    def sample(self) -> list[Called]:
+        """Draws a step's samples."""
+        config, longest = self.config, self.config.data.max_prompt_tokens
+        problems = data.Problems(
+            kept=tuple(_problems(max(2, config.rollout.prompts), longest)),
+            weights=(1.0,),
+            dropped=0,
+            skipped=(),
+            fingerprint="",
+            tokenize=lambda *given: (0,),
+        )
+        context = Context(
+            state=RunState(),
+            folder=None,
+            sync=lambda arrays: None,
+            begin=lambda start: start(),
+            since=time.perf_counter,
+        )
+        source = sources.make(
+            config,
+            self.policy,
+            cast(Any, self.rewards),
+            problems,
+            weights=lambda: (self.learner.weights, 0),
+            longest_prompt=longest,
+            context=context,
+            players=self._players(),
+        )
+        source.next(1)
+        return self._called("rollout")
+
+    def evaluate(self) -> list[Called]:
+        """Tries a batch of held-out problems; nothing for a recipe without any."""
+        config, drawn = self.config, held_out.config_of(self.config)
+        if not (config.data.validation or config.data.test):
+            return []
+        count = problems_at_once(drawn, drawn.limit or drawn.batch, self.policy.sampling.shards)
+        weights, players = self.policy.reshard(self.learner.weights), self._players()
+        tried = evaluation.evaluate(
+            self.policy,
+            weights,
+            _problems(count, config.data.max_prompt_tokens),
+            drawn,
+            evaluation.Evaluator(cast(Any, self.rewards), config.evaluate),
+            max_prompt_tokens=config.data.max_prompt_tokens,
+            sync=lambda arrays: None,
+            **({} if players is None else players.in_evaluation(weights, drawn, lambda arrays: None)),
+        )
+        for _ in tried:
+            pass
+        return self._called("evaluation")
+
+    def pack(self) -> list[PackedBatch]:
+        """Samples to learn from, in rows."""
+        self._batch = _samples(self.config, self.policy, self.longest, self.longest_prompt)
+        return self.learner.pack(self._batch)
+
+    def learn(self, number: int, minis: Sequence[PackedBatch]) -> Iterator[list[Called]]:
+        """Learns from samples as in the step of that number; first the scores, then the updates."""
+        learner = self.learner
+        for part in learner.parts:
+            part.open(self.policy, learner.programs, longest_prompt=self.longest_prompt)
+        signals = learner.score(minis)
+        yield self._called("scores")
+        learner.weigh(minis, self._batch, signals)
+        learner.update(minis, number, shares=None if self.config.train.tokens is None else (0.0, 0.0))
+        yield self._called("update")
+
+    def end_step(self, number: int) -> list[Called]:
+        """Runs the work between the step of that number and the next one."""
+        self.learner.end_step(number)
+        return self._called("between")
+
+    def late(self, fails: bool) -> list[Called]:
+        """Asks the parts for what depends on rewards: half of each group is right, or each sample fails."""
+        config, learner = self.config, self.learner
+        drawn = _samples(config, self.policy, self.longest, self.longest_prompt, drawn=True)
+        shape, terms = drawn.rollout.lengths.shape, config.method.rewards.terms
+        outcome = np.broadcast_to(np.float32(0 if fails else np.arange(shape[1]) % 2), shape)
+        by_name = {term.metric: outcome for term in terms}
+        batch = dataclasses.replace(drawn, total=outcome, reward=outcome, by_name=by_name)
+        learner.signals_after_rewards(learner.replace(batch), outcome)
+        return self._called("scores")
+
+    def _players(self) -> Any:
+        environment = self.config.environment
+        return None if environment is None else sources.way("environment").dry_players_of(self.config, self.policy)
+
+    def _called(self, phase: Phase) -> list[Called]:
+        """What was called since the last time."""
+        found = []
+        for device in (self.policy.device, self.policy.sampling_device):
+            calls, device.calls = device.calls, []
+            samples = device is self.policy.sampling_device
+            found += [Called(program, args, phase, samples) for program, args in calls]
+        self.learner.state = {**self.state}
+        return found
+
+
+def run_of(config: Config, policy: PolicyShape, *, read_shape: Callable[[str], DecoderConfig] = read_shape) -> DryRun:
+    """The dry run of a recipe whose prompts are as long as they may be.
+
+    Args:
+      config: the recipe.
+      policy: the model on its devices, which need not be there.
+      read_shape: the shape of another model that the recipe names by its path.
+
+    Raises:
+      UserError: sizes that do not divide over the devices.
+    """
+    added: list[Part] = [kind(config, policy, read_shape) for kind in parts.kinds(config.method.variant).values()]
+    programs = make_programs(learning_of(config, policy, [part.spec() for part in added]))
+    return DryRun(config, policy, programs, added, longest_prompt=config.data.max_prompt_tokens)
 
 
 def learner_calls(
     config: Config, policy: PolicyShape, programs: Programs, added: Sequence[Part], *, longest_prompt: int
 ) -> Iterator[Noted]:
-    """The programs of a run's steps except those that sample, with the shapes that they are called with.
+    """The programs of a run's steps except those that sample and those that depend on rewards, with the shapes that
+    they are called with.
 
     Rows of an update have two sizes at most: a step with every sample at its longest meets one, and a step with samples
     of one token the other. Those of the shorter samples come first, since samples are rarely all at their longest.
 
     Args:
-      config: the recipe.
-      policy: the model.
-      programs: the run's.
-      added: the variant's parts. They are opened anew, so they must not be those of a run.
-      longest_prompt: most tokens of a prompt in the run.
+      config, policy, programs, added, longest_prompt: as of `DryRun`.
     """
-    kinds = {" for shorter samples": 1, " for the longest samples": config.rollout.max_tokens}
-    learners = {note: _learner(config, policy, programs, added, longest_prompt=longest_prompt) for note in kinds}
-    batches = {note: _samples(config, policy, length, longest_prompt) for note, length in kinds.items()}
-    minis = {note: learners[note].pack(batch) for note, batch in batches.items()}
-    first, last = ([x.shape for x in jax.tree.leaves([m.packed for m in minis[note]])] for note in kinds)
-    for note, learner in learners.items():
+    whole = DryRun(config, policy, programs, added, longest_prompt=longest_prompt)
+    runs = {" for shorter samples": whole.shorter(), " for the longest samples": whole}
+    minis = {note: run.pack() for note, run in runs.items()}
+    first, last = ([x.shape for x in jax.tree.leaves([m.packed for m in each])] for each in minis.values())
+    for note, run in runs.items():
         if first == last and note == " for shorter samples":
             continue  # rows have one size
-        for part in added:
-            part.open(learner.policy, programs, longest_prompt=longest_prompt)
-        dry = learner.device
-        assert isinstance(dry, Dry), "of `_Policy`"
         for number in sorted({1, parts.warmup_steps(config) + 1}):  # the policy may not learn in the first
-            taken = minis.pop(note, None) or learner.pack(batches[note])
-            signals = learner.score(taken)
-            yield from _noted(dry, "" if first == last else note)  # these compile while the update is traced
-            learner.weigh(taken, batches[note], signals)
-            learner.update(taken, number, shares=None if config.train.tokens is None else (0.0, 0.0))
-            yield from _noted(dry, "" if first == last else note)
-
-
-def _noted(dry: Dry, note: str) -> list[Noted]:
-    """What was called since the last time."""
-    calls, dry.calls = dry.calls, []
-    return [(program, args, note) for program, args in calls]
-
-
-def _learner(
-    config: Config, policy: PolicyShape, programs: Programs, added: Sequence[Part], *, longest_prompt: int
-) -> "_Learner":
-    """A learner with shapes for its state."""
-    dry = Dry(policy.mesh)
-    how = {"max_prompt_tokens": longest_prompt, "parts": added}
-    learner = _Learner(_Policy(policy, dry), programs, config.method, config.train, **how)  # pyrefly: ignore
-    networks = policy_state.networks(policy, programs.optimizer)
-    for part in added:
-        networks |= part.networks()
-    learner.state = abstract_state(networks, policy.mesh)
-    if policy.mesh is None:
-        learner.state = dry.put(learner.state)
-    return learner
-
-
-class _Policy:
-    """A policy without weights on devices that compute nothing."""
-
-    def __init__(self, shape: PolicyShape, dry: Dry):
-        self._shape, self.device, self.sampling_device = shape, dry, dry
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shape, name)
+            # Scores compile while the update is traced.
+            for calls in run.learn(number, minis.pop(note, None) or run.pack()):
+                yield from ((call.program, call.args, "" if first == last else note) for call in calls)
 
 
 class _Learner(Learner):
     """A learner that weighs every token with 0: no variant is tried on samples that are made up."""
+
+    longest = True
 
     def weigh(
         self, minis: Sequence[PackedBatch], batch: RolloutBatch, signals: Mapping[str, Tokens]
@@ -105,26 +264,71 @@ class _Learner(Learner):
         names = ["advantages", "weights", *(name for part in self.parts for name in part.rows(variant))]
         zeros = np.zeros(batch.rollout.tokens.shape, np.float32)
         for mini in minis:
+            if self.train.skip_zero_advantage and not self.longest:  # a single token teaches
+                lengths = np.zeros(np.shape(mini.batch.lengths), np.int32)
+                lengths[0, 0] = 1
+                mini.packed, mini.layout = self._rows(mini.of(lengths))
             known = vars(mini.packed.per_token)
             mini.add(self.device, {n: zeros[mini.places] for n in names if known.get(n) is None})
         return zeros, {}, batch.rollout.lengths
 
 
-def _samples(config: Config, policy: PolicyShape, length: int, longest_prompt: int) -> RolloutBatch:
-    """A step's samples of this length, as they are learned from."""
+class _Rewards:
+    """Gives 0 and 1 in turn to samples, in place of `grpojax.rewards.Rewards`."""
+
+    needs_pieces = False
+
+    def __init__(self, config: Config):
+        self.config: RewardsConfig = config.method.rewards
+        self._steps = "step_rewards" in config.method.variant.needs
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Takes all."""
+
+    def texts(self, prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, list[str]]:
+        """None."""
+        return {}
+
+    def submit(self, prompts: Sequence[str], *given: Any, **more: Any) -> "_Rewards":
+        """Of samples with these prompts."""
+        self._count = len(prompts)
+        return self
+
+    def result(self) -> Scores:
+        """The rewards."""
+        total, names = np.arange(self._count, dtype=np.float32) % 2, [term.metric for term in self.config.terms]
+        return Scores(
+            total=total,
+            by_name=dict.fromkeys(names, total),
+            reasons={name: np.full(self._count, -1, np.int8) for name in names},
+            step_rewards=total[:, None] if self._steps else None,
+            stepped=tuple(names[:1]) if self._steps else (),
+        )
+
+
+def _problems(count: int, tokens: int) -> list[data.Problem]:
+    """Problems whose prompts have so many tokens, of two levels."""
+    return [data.Problem(uid, (0,) * tokens, "", "0", {}, level=str(uid % 2)) for uid in range(count)]
+
+
+def _samples(
+    config: Config, policy: DryPolicy, longest: bool, longest_prompt: int, *, drawn: bool = False
+) -> RolloutBatch:
+    """A step's samples as they are learned from, or as they were ``drawn``."""
     rollout, method = config.rollout, config.method
     prompts, group = rollout.prompts, method.widest(rollout.group)
-    new = no_samples(prompts, group, room(rollout.max_tokens) if method.replaces_samples else rollout.max_tokens)
-    ids = (0,) * (longest_prompt if length > 1 else 1)
+    tokens = room(rollout.max_tokens) if method.replaces_samples and not drawn else rollout.max_tokens
+    new = no_samples(prompts, group, tokens)
+    lengths = new.lengths + (rollout.max_tokens if longest else 1)
     more = _more(config, policy, new, longest_prompt)
     return RolloutBatch(
-        problems=[data.Problem(uid, ids, "", None, {}) for uid in range(prompts)],
-        rollout=dataclasses.replace(new, lengths=new.lengths + length, stopped=~new.stopped, **more),
+        problems=_problems(prompts, longest_prompt if longest else 1),
+        rollout=dataclasses.replace(new, lengths=lengths, stopped=~new.stopped, **more),
         dropped=np.zeros(prompts, bool),
     )
 
 
-def _more(config: Config, policy: PolicyShape, drawn: Rollout, longest_prompt: int) -> dict[str, Any]:
+def _more(config: Config, policy: DryPolicy, drawn: Rollout, longest_prompt: int) -> dict[str, Any]:
     """What samples of some recipes have besides."""
     more = dict[str, Any]()
     if config.environment is not None:

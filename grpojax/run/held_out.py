@@ -9,16 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grpojax import data, evaluation
-from grpojax.evaluation.attempts import problems_at_once
 from grpojax.host import files, processes
 from grpojax.host.console import log
 from grpojax.models import quantised
-from grpojax.programs import calls
-from grpojax.programs.calls import Call
-from grpojax.programs.policy import Policy, PolicyShape
+from grpojax.programs.policy import Policy
 from grpojax.records import evaluations
 from grpojax.rewards import Rewards
-from grpojax.run import recorder, sources
+from grpojax.run import recorder
 from grpojax.run.recipe import Config
 
 SETS = ("validation", "test")
@@ -187,27 +184,3 @@ def config_of(config: Config) -> evaluation.EvalConfig:
         max_tokens=config.rollout.max_tokens,
         cache_dtype=quantised.exact(config.rollout.cache_dtype),
     )
-
-
-def abstract_evaluation(config: Config, policy: PolicyShape, params: Any, weights: Any) -> dict[str, Call]:
-    """The programs that validation runs; none for a recipe without held-out problems.
-
-    Args:
-      config: the recipe.
-      policy: the model.
-      params: its weights.
-      weights: the weights of a rollout. Evaluation uses the policy itself, so its weights may differ.
-    """
-    if not (config.data.validation or config.data.test):
-        return {}
-    drawn, found = config_of(config), {}
-    if config.rollout.weights != "compute":
-        own, weights = calls.reshard(policy, params, "compute")
-        found = {f"evaluation {name}": call for name, call in own.items()}
-    count = problems_at_once(drawn, drawn.limit or drawn.batch, policy.sampling.shards)
-    prompts = calls.longest_prompts(count, config.data.max_prompt_tokens)
-    if config.environment is not None:
-        turn_tokens = config.rollout.max_turn_tokens
-        played = sources.way("environment").played(policy, weights, prompts, drawn.sampler, turn_tokens=turn_tokens)
-        return found | {name.replace("rollout", "evaluation"): call for name, call in played.items()}
-    return found | {"evaluation": calls.rollout(policy, weights, prompts, drawn.sampler)}

@@ -6,7 +6,7 @@ programs, and `grpojax plan` compiles them for devices that are not there.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import optax
@@ -14,6 +14,7 @@ import optax
 from grpojax import losses as L
 from grpojax.device import ROWS, Program, cut, quick_options
 from grpojax.host.errors import UserError
+from grpojax.models import DecoderConfig, flops
 from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import Compute
 from grpojax.programs import policy_state, policy_update
@@ -22,6 +23,7 @@ from grpojax.programs.policy import PolicyShape
 from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
 from grpojax.run import parts
 from grpojax.run.recipe import Config
+from grpojax.types import PerPrompt, Samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Learning:
     """The inputs from which a run's programs are made.
 
     Attributes:
-      graph: the decoder's graph definition.
+      model: the decoder's config.
+      graph: its graph definition.
       compute: how to run it. Its mesh is that of the devices that learn.
       objective: the policy's.
       optimizer: the policy's.
@@ -65,6 +68,7 @@ class Learning:
       adapter: the adapter that learns in place of the policy's weights.
     """
 
+    model: DecoderConfig
     graph: Any
     compute: Compute
     objective: L.Objective
@@ -127,6 +131,7 @@ def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ())
     if config.environment is not None and not policy.config.uniform:
         raise UserError(f"environment: {config.model.path} has layers with experts and without, which is not supported")
     return Learning(
+        model=policy.config,
         graph=policy.graph,
         compute=policy.compute,
         objective=variant.objective,
@@ -143,13 +148,15 @@ def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ())
 @functools.lru_cache(maxsize=4)  # a second run of the same recipe in a process traces and compiles nothing again
 def make_programs(learning: Learning) -> Programs:
     """The programs of a run."""
-    graph, compute, objective = learning.graph, learning.compute, learning.objective
-    scores = functools.partial(score_program, compute=compute, temperature=learning.temperature)
+    model, graph, compute, objective = learning.model, learning.graph, learning.compute, learning.objective
+    scores = functools.partial(score_program, model=model, compute=compute, temperature=learning.temperature)
     how = {"temperature": learning.temperature, "entropy": True, "balance_coef": learning.balance_coef}
     loss = policy_update.policy_objective(graph, objective, compute, **how)
     optimizer = make_optimizer(learning.optimizer, learning.updates, policy_state.table_of(learning.adapter))
-    policy = Learns(loss=loss, optimizer=optimizer, read=policy_update.reader(graph, compute))
-    if learning.adapter is not None:
+    adapted = learning.adapter is not None
+    work = functools.partial(flops.update_flops, model, remat=compute.remat, frozen=adapted)
+    policy = Learns(loss=loss, optimizer=optimizer, read=policy_update.reader(graph, compute), flops=work)
+    if adapted:
         policy = policy_state.on_base(policy)
     others, added = dict[str, Learns](), dict[str, Program]()
     for part in learning.parts:
@@ -159,28 +166,46 @@ def make_programs(learning: Learning) -> Programs:
             raise UserError(f"two parts of the variant bring a program {min(twice)!r}: give one of them another name")
         added |= made
     score, mask = scores("score", graph), policy_update.make_covariance_mask(objective)
-    update = make_joint_update({"policy": policy, **others}) if others else update_of(policy)
-    return Programs(
+    made = Programs(
         optimizer=optimizer,
-        update=update_program("update", update, compute),
+        update=update_of("update", {"policy": policy, **others}, compute),
         score=score,
         score_policy=scores("score with entropy", graph, entropy=True) if learning.entropy else score,
         covariance_mask=Program("covariance mask", mask, out=cut(compute.mesh, ROWS)),
         update_without_policy={
-            role: update_program(f"{role} update", update_of(learns), compute) for role, learns in others.items()
+            role: update_of(f"{role} update", {role: learns}, compute) for role, learns in others.items()
         },
         parts=added,
     )
+    own = [p.name for p in (made.update, made.score, made.score_policy, *made.update_without_policy.values())]
+    if taken := next((program.name for program in added.values() if program.name in own), None):
+        raise UserError(f"a part of the variant brings a program {taken!r}, which there is: give it another name")
+    return made
 
 
-def update_of(learns: Learns) -> Callable[..., Any]:
-    """The update of one network (`grpojax.programs.update.make_update`)."""
-    return make_update(learns.loss, learns.optimizer, read=learns.read)
+def update_of(name: str, learners: Mapping[str, Learns], compute: Compute) -> Program:
+    """The program of an update of one network (`make_update`), or of several at once, by role (`make_joint_update`)."""
+
+    def work(prompts: PerPrompt, samples: Samples) -> float:
+        return sum(0.0 if each.flops is None else each.flops(prompts, samples) for each in learners.values())
+
+    if len(learners) > 1:
+        return update_program(name, make_joint_update(learners), compute, flops=work)
+    (learns,) = learners.values()
+    return update_program(name, make_update(learns.loss, learns.optimizer, read=learns.read), compute, flops=work)
 
 
 def score_program(
-    name: str, graph: Any, *, compute: Compute, temperature: float = 1.0, entropy: bool = False
+    name: str,
+    graph: Any,
+    *,
+    model: DecoderConfig,
+    compute: Compute,
+    temperature: float = 1.0,
+    entropy: bool = False,
 ) -> Program:
-    """``(params, rows) -> Scores`` of a decoder; arguments as of `grpojax.programs.policy_update.make_score`."""
+    """``(params, rows) -> Scores`` of a decoder with the config ``model``; the other arguments are as of
+    `grpojax.programs.policy_update.make_score`."""
     score = policy_update.make_score(graph, compute, temperature=temperature, entropy=entropy)
-    return Program(name, score, out=cut(compute.mesh, ROWS), options=quick_options(compute.platform))
+    work = functools.partial(flops.forward_flops, model)
+    return Program(name, score, out=cut(compute.mesh, ROWS), options=quick_options(compute.platform), flops=work)

@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from oracles import close
 from programs_examples import L_PROMPT, check_gather, example
 
-from grpojax import sharding
-from grpojax.device import ROWS, Real
 from grpojax.host.errors import UserError
 from grpojax.programs import blocks, packing
-from grpojax.types import PerToken
 
 # P, G, T, shards, micro-batches, least; in the last but one a micro-batch holds a part of a group.
 SIZES = [
@@ -190,36 +187,3 @@ def test_each_block_that_is_taken():
     read = np.repeat(packed.rows.prompts.sum((1, 2, 3)), m)[:, None, None, None]
     want = np.where(there.reshape(-1)[:, None, None, None], packed.rows.tokens + read, 0)
     np.testing.assert_array_equal(jax.jit(run)(rows), want)
-
-
-@pytest.mark.parametrize("gather", [True, False])
-def test_others_are_what_other_lengths_give(gather):
-    batches = [example(np.full((12, 8), length), 11) for length in (11, 1)]
-    known = blocks.sizes_of(batches[0], shards=3, microbatches=1, least=1)
-    long, short = (blocks.pack(batch, shards=3, gather=gather)[0] for batch in batches)
-
-    def like(tree):
-        return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-
-    for one, other in ((long, short), (short, long)):
-        (got,) = blocks.others(known, 8 if gather else 0, ({"w": 1.0}, one))
-        assert got[0] == {"w": 1.0} and like(got[1]) == like(other)
-        assert jax.tree.structure(got[1]) == jax.tree.structure(other)
-        (got,) = blocks.others(known, 8 if gather else 0, (None, one.rows))
-        assert like(got[1]) == like(other.rows)
-    assert blocks.others(known, 0, (1.0, PerToken())) == []
-    assert blocks.others(known[:1], 0, (1.0, long)) == []
-
-
-@pytest.mark.parametrize("gather", [False, True])
-def test_on_a_mesh_others_lie_as_they_will(gather):
-    """Also those of a batch of full length, whose rows do not tell which blocks hold tokens."""
-    mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=3), jax.devices()[:3])
-    batches = [example(np.full((12, 8), length), 11) for length in (11, 1)]
-    known = blocks.sizes_of(batches[0], shards=3, microbatches=1, least=1)
-    packed = [Real(mesh).put(blocks.pack(batch, shards=3, gather=gather)[0], ROWS) for batch in batches]
-    assert packed[0].rows.live is None and packed[1].rows.live is not None
-    for one, other in (packed, packed[::-1]):
-        (got,) = blocks.others(known, 8 if gather else 0, ({"w": 1.0}, one))
-        told, want = ([(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(y)] for y in (got[1], other))
-        assert told == want

@@ -6,6 +6,7 @@ That a run on it goes on bit for bit is in `test_faults.py`; here is that it tak
 import dataclasses
 import functools
 
+import dry_calls
 import fake_checks
 import fake_device
 import jax
@@ -17,7 +18,6 @@ from runs import Trainer, numbers
 from grpojax.models import Compute
 from grpojax.programs import sampler
 from grpojax.programs.sampler import SamplerConfig, no_samples
-from grpojax.run import calls
 from grpojax.run import recipe as recipes
 from grpojax.types import Prompts
 
@@ -32,8 +32,9 @@ def test_it_takes_and_gives_for_every_program_what_a_real_one_does(recipe, polic
 
 
 def test_it_refuses_what_the_real_program_does_not_take(recipe, policy, tmp_path):
-    call = calls.calls_of(recipes.load(recipe, [f"run.dir={tmp_path}"]), policy.shape).calls["update"]
-    state, frozen, packed = numbers_for(call.args)
+    every = dry_calls.every(recipes.load(recipe, [f"run.dir={tmp_path}"]), policy.shape)
+    call = next(call for call in every if call.program.name == "update")
+    state, frozen, packed = numbers_for(dry_calls.shapes(call))
     fake = functools.partial(fake_device.Fake().call, call.program)
     for given in ((state, frozen, packed.rows), (state, frozen), (state.params, frozen, packed)):
         with pytest.raises((AttributeError, TypeError)):

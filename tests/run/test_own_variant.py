@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 
+import dry_calls
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,10 +23,9 @@ from grpojax.models import Compute
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.programs.policy import Policy
 from grpojax.records.directory import RunDirectory
-from grpojax.run import calls, checks, parts, programs, weighing
+from grpojax.run import checks, parts, programs, weighing
 from grpojax.run import recipe as recipes
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.calls import calls_of
 from grpojax.types import Rollout
 
 module = own_variants.module
@@ -82,11 +82,9 @@ def test_it_may_bring_a_network_that_learns_beside_the_policy(module, recipe, tm
     assert start["mine"].params["bias"].max() == 0 < np.abs(first["mine"].params["bias"]).max()
     kept = jax.tree.map(np.array, first["mine"].params)
 
-    listed = calls_of(config, trainer.policy.shape).calls
-    for name in ("update", "mine update", "bias of tokens"):
-        assert name in listed and f"ragged {name}" in listed
-    assert listed["update"].args[0].keys() == {"policy", "mine"}
-    assert calls.times_a_step(config)["bias of tokens"] == 1 and parts.warmup_steps(config) == 1
+    said = {call.program.name: call for call in dry_calls.every(config, trainer.policy.shape)}
+    assert said.keys() == {"reshard", "rollout", "update", "mine update", "bias of tokens"}
+    assert said["update"].args[0].keys() == {"policy", "mine"} and parts.warmup_steps(config) == 1
 
     _, _, restored, second = run(2)
     np.testing.assert_array_equal(restored["mine"].params["bias"], kept["bias"])
@@ -109,15 +107,15 @@ class Same(programs.Spec):
 
 def test_its_programs_have_names_of_their_own(module):
     learning = programs.Learning(
-        graph=None, compute=Compute(), objective=L.Objective(), optimizer=OptimizerConfig(learning_rate=1e-3),
-        updates=10, temperature=1.0, parts=(Same(1), Same(2)),
+        model=None, graph=None, compute=Compute(), objective=L.Objective(), updates=10, temperature=1.0,
+        optimizer=OptimizerConfig(learning_rate=1e-3), parts=(Same(1), Same(2)),
     )  # fmt: skip
     with pytest.raises(UserError, match="two parts of the variant bring a program 'same'"):
         programs.make_programs(learning)
     config = load(f"{module}:takes_a_name")
     shape = Policy(config.model, config.mesh, jax.devices()[:1]).load().shape
-    with pytest.raises(UserError, match="lists a program 'update', which there is"):
-        calls_of(config, shape)
+    with pytest.raises(UserError, match="brings a program 'update', which there is"):
+        dry_calls.every(config, shape)
 
 
 @pytest.mark.parametrize(

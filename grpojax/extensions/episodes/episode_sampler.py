@@ -32,9 +32,8 @@ from grpojax.models.attention import FAR, Logits, capped
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.layers import LayerKind, kinds_of_layers, rope_tables, tables_of_layer
-from grpojax.programs import calls, kv_cache, sampler
-from grpojax.programs.calls import Call
-from grpojax.programs.policy import Policy, PolicyShape, on_shards
+from grpojax.programs import kv_cache, sampler
+from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import DecodeConstants, SampleQueue, SamplerConfig, unfinished
 from grpojax.sharding import constrain
 from grpojax.types import Array, PerPrompt, Prompts, Rollout, Samples, Scalar, Tokens, pytree
@@ -304,8 +303,13 @@ def programs(graph: Any, how: _How) -> tuple[Program, Program]:
     those after ``counts [P, G]`` tokens of ``answers [P, G, T]``."""
     begin, go_on = (functools.partial(each, graph=graph, how=how) for each in (_begin, _go_on))
     mesh = how.compute.mesh
+    draws = {"config": how.config, "compute": how.compute, "tokens": how.turn_tokens}
+    first, later = (
+        {"made_up": _Draws(**draws, turn="first")},
+        {"made_up": _Draws(**draws, turn="later"), "donate": (1,)},
+    )
     if mesh is None:
-        return Program("episodes", begin), Program("episode turns", go_on, donate=(1,))
+        return Program("rollout", begin, **first), Program("rollout turns", go_on, **later)
 
     def paused(*args: Any) -> Any:
         return jax.tree_util.tree_map_with_path(
@@ -313,9 +317,18 @@ def programs(graph: Any, how: _How) -> tuple[Program, Program]:
         )
 
     return (
-        Program("episodes", begin, out=paused),
-        Program("episode turns", go_on, donate=(1,), out=lambda params, paused, *given: places(paused)),
+        Program("rollout", begin, out=paused, **first),
+        Program("rollout turns", go_on, out=lambda params, paused, *given: places(paused), **later),
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Draws(sampler.Draws):
+    """As of a rollout, for what lies between two rounds. After a later one, samples have all their turns."""
+
+    def __call__(self, results: Paused, longest: bool) -> Any:
+        lengths = (self.tokens, 1) if self.turn == "first" else (self.config.max_tokens, 2)
+        return dataclasses.replace(results, out=sampler.samples_of(results.out, lengths[not longest]))
 
 
 # ----------------------------------------------------------------------------------------------------- the host
@@ -368,37 +381,6 @@ class EpisodeSampler:
     def fetch(self) -> Rollout:
         """Waits for the samples so far, ``[P, G, ...]`` on the host."""
         return jax.tree.map(np.array, self._policy.fetch(self._paused.out, self._prompts))
-
-
-def calls_of(
-    policy: PolicyShape, weights: Any, prompts: Prompts, sampling: SamplerConfig, *, turn_tokens: int
-) -> dict[str, Call]:
-    """The programs of an `EpisodeSampler`, by name, with every turn at its longest; arguments as of
-    `grpojax.programs.calls.rollout`."""
-    mesh, compute = policy.sampling.mesh, policy.sampling.compute
-    plain = calls.rollout(policy, weights, prompts, sampling)
-    spread, config = on_shards(prompts, sampling, policy.sampling.shards)
-    how = how_of(config, (0,), compute, turn_tokens)
-    _, placed, key = plain.args
-    begin, go_on = programs(policy.graph, how)
-    paused = _on_mesh(jax.eval_shape(begin.fn, weights, placed, key), mesh)
-    shape = len(spread.lengths), config.group, config.max_tokens
-    given = calls.on_mesh((np.zeros(shape, np.int32), np.zeros(shape[:2], np.int32)), mesh)
-    whole, longest = plain.flops, prompts.tokens.shape[1]
-    first = calls.forward_flops(policy, shape[0], longest, config.group, how.turn_tokens)
-    each = plain._replace(iterations=how.turn_tokens, live=1.0)
-    later = max(1, -(-config.max_tokens // how.turn_tokens) - 1)
-    return {
-        "rollout": each._replace(program=begin, flops=first),
-        "rollout turns": each._replace(program=go_on, args=(weights, paused, *given), flops=(whole - first) / later),
-    }
-
-
-def _on_mesh(paused: Paused, mesh: Mesh | None) -> Paused:
-    """Shapes of what lies between two rounds, as the devices hold it."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: calls.abstract(x, sharding.named(mesh, _axes(path, x))), paused
-    )
 
 
 def _axes(path: Any, x: Any) -> tuple[str | None, ...]:

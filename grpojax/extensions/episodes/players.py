@@ -15,7 +15,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -84,6 +84,23 @@ class Played:
     events: Mapping[str, int]
 
 
+class Begun(Protocol):
+    """Episodes that are being played.
+
+    Attributes:
+      problems: those of the prompts, with what ``reset`` added to them.
+    """
+
+    @property
+    def problems(self) -> Sequence[data.Problem]:
+        """As above."""
+        ...
+
+    def finish(self, sync: Callable[[Any], object]) -> Played:
+        """Plays all episodes to their ends; ``sync`` waits for the devices, during which the run may stop."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Players:
     """What plays a run's episodes.
@@ -133,16 +150,28 @@ class Players:
             shows=rewards.asks_for("environments"),
         )
 
+    def begin(
+        self,
+        params: Any,
+        problems: Sequence[data.Problem],
+        key: Array,
+        config: SamplerConfig,
+        *,
+        notes: Notes | None = None,
+    ) -> Begun:
+        """Opens the environments of some problems and dispatches their first turns; arguments as of `Playing`."""
+        return Playing(self, params, problems, key, config, notes=notes)
+
     def in_evaluation(self, params: Any, config: EvalConfig, sync: Callable[[Any], object]) -> dict[str, Any]:
         """Arguments of `grpojax.evaluation.evaluate` for problems that are played."""
 
         def play(batch: Sequence[data.Problem]) -> Drawn:
-            played = Playing(self, params, batch, jax.random.key(config.seed), config.sampler).finish(sync)
-            return Drawn(played.rollout, played.columns, played.problems, self._records(played))
+            played = self.begin(params, batch, jax.random.key(config.seed), config.sampler).finish(sync)
+            return Drawn(played.rollout, played.columns, played.problems, self.records(played))
 
         return {"play": play, "more": COLUMNS}
 
-    def _records(self, played: "Played") -> list[EpisodeRecord]:
+    def records(self, played: Played) -> list[EpisodeRecord]:
         """What is kept of episodes, ``[P * G]``."""
         special = functools.partial(self.tokenize.read, "with_special_tokens", ())
         found = []

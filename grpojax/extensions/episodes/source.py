@@ -9,18 +9,15 @@ import numpy as np
 
 from grpojax import data
 from grpojax.evaluation import submit
-from grpojax.extensions.episodes import episode_sampler, players
+from grpojax.extensions.episodes import players
 from grpojax.extensions.episodes.config import EnvironmentConfig
+from grpojax.extensions.episodes.dry_players import DryPlayers
 from grpojax.extensions.episodes.open_episodes import Notes
-from grpojax.extensions.episodes.players import Place, Played, Players, Playing
+from grpojax.extensions.episodes.players import Place, Played, Players
 from grpojax.extensions.episodes.types import Environments
 from grpojax.host import processes
 from grpojax.host.console import log
-from grpojax.programs import calls
-from grpojax.programs.calls import Call
-from grpojax.programs.policy import PolicyShape
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.recipe import Config
 from grpojax.run.sources.source import InFlight, Plain, Scored
 
 
@@ -40,28 +37,22 @@ class Episodes(Plain):
     def __init__(self, *given: Any, players: Players, **options: Any):
         super().__init__(*given, **options)
         self._players = players
-        self._notes = Notes(self.context.folder / "episodes")
+        folder = self.context.folder
+        self._notes = None if folder is None else Notes(folder / "episodes")
 
     players_of = Players.of
-    played = staticmethod(episode_sampler.calls_of)  # the programs of an evaluation that plays
+    dry_players_of = DryPlayers.dry
 
     @staticmethod
     def environments_of(config: EnvironmentConfig, tokenizer: Any) -> Environments:
         """The environments of a run, which `players_of` takes."""
         return players.environments_of(config, tokenizer)
 
-    @staticmethod
-    def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
-        """The programs that it runs; as `Plain.calls`."""
-        prompts = calls.longest_prompts(config.rollout.prompts, config.data.max_prompt_tokens)
-        return episode_sampler.calls_of(
-            policy, weights, prompts, config.rollout, turn_tokens=config.rollout.max_turn_tokens
-        )
-
     def draw(self, problems: Sequence[data.Problem], number: int) -> "Begun":
         """Opens the environments and dispatches the first turns of a rollout; as `Plain.draw`."""
-        self._notes.begin(number)
-        playing = Playing(self._players, self.params(), problems, self.key(number), self.config, notes=self._notes)
+        if self._notes is not None:
+            self._notes.begin(number)
+        playing = self._players.begin(self.params(), problems, self.key(number), self.config, notes=self._notes)
         return Begun(number=number, problems=playing.problems, playing=playing)
 
     def collect(self, in_flight: InFlight) -> RolloutBatch:
@@ -107,7 +98,7 @@ def _tell(played: Played) -> None:
 class Begun(InFlight):
     """A rollout whose first turns are dispatched."""
 
-    playing: Playing
+    playing: players.Begun
 
 
 @dataclasses.dataclass(frozen=True)

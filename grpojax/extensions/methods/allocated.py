@@ -13,12 +13,9 @@ from grpojax import allocation, data
 from grpojax.device import Program
 from grpojax.extensions.methods.exemplars import Exemplars
 from grpojax.host.console import log
-from grpojax.programs import batch_shards, calls
-from grpojax.programs.calls import Call
-from grpojax.programs.policy import PolicyShape
+from grpojax.host.on_host import on_host
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.run.batch import RolloutBatch, success_of
-from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import AllocationConfig, RolloutConfig
 from grpojax.run.sources.source import InFlight, Plain
@@ -27,7 +24,7 @@ from grpojax.types import Array, PerPrompt, Samples
 
 @functools.cache  # a run asks for it at every phase
 def allocation_program(budget: int, bonus: float, confidence: float, most: int) -> Program:
-    """``(deviations, counts) -> more`` (`grpojax.allocation.xrpo_allocate`)."""
+    """``(deviations, counts) -> more`` (`grpojax.allocation.xrpo_allocate`), for the host."""
     how = {"bonus": bonus, "confidence": confidence, "most": most}
     return Program("allocate", functools.partial(allocation.xrpo_allocate, budget=budget, **how))
 
@@ -65,21 +62,6 @@ class Allocated(Plain):
                 longest=min(self.longest_prompt, positions - self.config.max_tokens),
                 state=self.context.state.exemplars or (),
             )
-
-    @staticmethod
-    def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
-        """The programs that it runs, for the probe and for each phase; as `Plain.calls`."""
-        plan, rollout, longest = config.method.plan, config.rollout, config.data.max_prompt_tokens
-        assert plan is not None
-        sizes = {
-            "rollout": (rollout.prompts, plan.probe),
-            "rollout phase": (_rows_of_a_phase(rollout.prompts, rollout.group, plan), 1),
-        }
-        found = {}
-        for name, (count, group) in sizes.items():
-            prompts = calls.longest_prompts(batch_shards.filled(count, policy.sampling.shards), longest)
-            found[name] = calls.rollout(policy, weights, prompts, sampler_of(rollout, group))
-        return found
 
     def write(self, state: RunState) -> None:
         """Stores the state that the next draws depend on, including the solved problems that can be shown."""
@@ -124,11 +106,13 @@ class Allocated(Plain):
             phases = [p.rewarded() for p in phases]
             rows = np.concatenate([p.rows[p.counts] for p in phases])
             counts = np.bincount(rows, minlength=len(problems)).astype(np.int32)
-            more = self.policy.sampling_device.call(allocate, _deviations(phases, len(problems)), counts)
-            rows, samples = _next(np.asarray(more), counts)
+            with on_host():
+                more = np.asarray(allocate(_deviations(phases, len(problems)), counts))
+            rows, samples = _next(more, counts)
             numbers = (prompts.first_sample + first)[rows] + samples.astype(np.int32)
             these = dataclasses.replace(jax.tree.map(lambda x, at=rows: x[at], prompts), first_sample=numbers)
-            sampled = self.dispatch_any(params, these, key, sampler_of(self.config, 1)).fetch(self.policy, self.sync)
+            drawn = self.dispatch_any(params, these, key, sampler_of(self.config, 1), name="rollout phase")
+            sampled = drawn.fetch(self.policy, self.sync)
             phases.append(Phase(self.submit([asked[p] for p in rows], sampled), rows, samples))
         return self._joined(phases, problems, asked, first > 0)
 

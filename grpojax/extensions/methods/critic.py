@@ -20,7 +20,6 @@ from grpojax.host.errors import UserError
 from grpojax.models import adapters, hf
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.programs import policy_state
-from grpojax.programs.calls import Call
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, abstract_state, init_state
@@ -29,7 +28,7 @@ from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
-from grpojax.run.parts.part import LearningPart, Longest, State, Weighed, mean, read_shape
+from grpojax.run.parts.part import LearningPart, State, Weighed, mean, read_shape
 from grpojax.run.programs import Learning, Spec
 from grpojax.run.recipe import Config
 from grpojax.run.sections import CriticConfig
@@ -71,8 +70,8 @@ class _Programs(Spec):
 
     def make(self, learning: Learning) -> Mapping[str, Program]:
         """``(params, frozen, rows) -> [M, B, R, S]``, its outputs."""
-        compute = learning.compute
-        how = {"out": cut(compute.mesh, ROWS), "options": quick_options(compute.platform)}
+        compute, work = learning.compute, functools.partial(models.forward_flops, self.model.config)
+        how = {"out": cut(compute.mesh, ROWS), "options": quick_options(compute.platform), "flops": work}
         return {ROLE: Program(ROLE, make_critic_score(self.model), **how)}
 
     def learners(self) -> Mapping[str, Learns]:
@@ -113,10 +112,6 @@ class Critic(LearningPart):
         return tuple(name for name, needed in there.items() if needed)
 
     @classmethod
-    def times(cls, config: Config) -> dict[str, int]:
-        return {ROLE: config.train.minibatches}
-
-    @classmethod
     def warmup_steps(cls, config: Config) -> int:
         return 0 if config.own_critic is None else config.own_critic.warmup_steps
 
@@ -136,12 +131,6 @@ class Critic(LearningPart):
 
     def networks(self) -> dict[str, Network]:
         return self.model.networks(self._optimizer)
-
-    def calls(self, longest: Longest) -> dict[str, Call]:
-        own = longest.state[ROLE].params, self.frozen(longest.state)
-        work = models.forward_flops(self.model.config, *longest.sizes)
-        args = *own, longest.packed.rows
-        return {ROLE: Call(longest.programs.parts[ROLE], args, own, flops=work, ragged=True)}
 
     def load(self, policy: Policy) -> None:
         section, config = self.section, self.config
@@ -186,9 +175,6 @@ class Critic(LearningPart):
         if self.model.adapter is not None:
             return policy_state.frozen(state)
         return {TRUNK: state[TRUNK]} if TRUNK in state else {}
-
-    def update_flops(self, sizes: tuple[np.ndarray, np.ndarray]) -> float:
-        return models.forward_flops(self.model.config, *sizes) * self.model.passes
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
         params, trunk, device = state[ROLE].params, self.frozen(state), self.policy.device

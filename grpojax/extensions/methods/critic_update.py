@@ -22,7 +22,7 @@ from grpojax.programs.packing import Packed
 from grpojax.programs.policy_state import BASE
 from grpojax.programs.state import Network
 from grpojax.programs.update import Learns, Metrics
-from grpojax.types import Scalar
+from grpojax.types import PerPrompt, Samples, Scalar
 
 # The roles: the part that learns, and the frozen trunk if only the head learns.
 ROLE, TRUNK = "critic", "critic_trunk"
@@ -104,7 +104,11 @@ class CriticModel:
 
     def learns(self, optimizer: optax.GradientTransformation) -> Learns:
         """How the critic learns, for `grpojax.programs.update.make_joint_update`."""
-        return Learns(loss=self.objective, optimizer=optimizer, read=self.read)
+        return Learns(loss=self.objective, optimizer=optimizer, read=self.read, flops=self.update_flops)
+
+    def update_flops(self, prompts: PerPrompt, samples: Samples) -> float:
+        """FLOPs of an update from prompts and samples with these numbers of tokens."""
+        return models.forward_flops(self.config, prompts, samples) * self.passes
 
 
 def make_critic_score(model: CriticModel) -> Callable[[Any, Any, Any], Any]:

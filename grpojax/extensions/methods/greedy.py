@@ -7,13 +7,9 @@ from typing import Any
 from grpojax import data
 from grpojax.evaluation import submit
 from grpojax.models import quantised
-from grpojax.programs import batch_shards, calls
-from grpojax.programs.calls import Call
-from grpojax.programs.policy import PolicyShape
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Scores
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.recipe import Config
 from grpojax.run.sources.source import Dispatched, Plain
 from grpojax.types import Array, PerPrompt, Rollout
 
@@ -30,17 +26,10 @@ class Greedy:
     def __init__(self, source: Plain):
         self._source, self._sampler = source, sampler_of(source.config)
 
-    @staticmethod
-    def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
-        """The program that it runs; as `grpojax.run.sources.source.Plain.calls`."""
-        count = batch_shards.filled(config.rollout.prompts, policy.sampling.shards)
-        prompts = calls.longest_prompts(count, config.data.max_prompt_tokens)
-        return {"greedy": calls.rollout(policy, weights, prompts, sampler_of(config.rollout))}
-
     def draw(self, params: Any, problems: Sequence[data.Problem], key: Array) -> Dispatched:
         """Dispatches them."""
         source = self._source
-        return source.dispatch_any(params, source.prompts(problems), key, self._sampler)
+        return source.dispatch_any(params, source.prompts(problems), key, self._sampler, name="greedy")
 
     def submit(self, problems: Sequence[data.Problem], drawn: Rollout) -> "Baseline":
         """Submits them to the rewards."""

@@ -12,30 +12,28 @@ from grpojax.advantages import Signals
 from grpojax.credit.hidden_states import outcome_signs
 from grpojax.device import ROWS, Program, cut
 from grpojax.extensions.methods import token_influence
-from grpojax.extensions.methods.regroup import longest as regrouped
 from grpojax.extensions.methods.regroup import regroup, tokens_at_once
 from grpojax.extensions.methods.token_influence import Influence
 from grpojax.host.on_host import on_host
-from grpojax.models import Compute, flops
-from grpojax.programs import calls, policy_state
-from grpojax.programs.calls import Call
-from grpojax.programs.policy import Policy
+from grpojax.models import flops
+from grpojax.programs import policy_state
+from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.parts.part import Longest, Part, State
+from grpojax.run.parts.part import Part, State
 from grpojax.run.programs import Programs
-from grpojax.run.recipe import Config
 from grpojax.types import Array, Samples, Tokens
 
 TOKENS = 4096  # most tokens of a shard that the decoder runs on at once: its activations take most of the memory
 
-PROGRAM = "influence"
-
 
 @functools.cache  # a run asks for it at every step
-def influence_program(graph: Any, compute: Compute, temperature: float, copies: int, group: int) -> Program:
-    """NTHR's scores (`grpojax.extensions.methods.token_influence.make_influence`)."""
-    made = token_influence.make_influence(graph, compute, temperature=temperature)
-    return Program(PROGRAM, functools.partial(made, copies=copies, group=group), out=cut(compute.mesh, ROWS))
+def influence_program(shape: PolicyShape, temperature: float, copies: int, group: int) -> Program:
+    """NTHR's scores (`grpojax.extensions.methods.token_influence.make_influence`). Its FLOPs are those of the forward:
+    the products with a group's vocabulary depend on how large that is."""
+    made = token_influence.make_influence(shape.graph, shape.compute, temperature=temperature)
+    work = functools.partial(flops.forward_flops, shape.config)
+    how = {"out": cut(shape.mesh, ROWS), "flops": work}
+    return Program("influence", functools.partial(made, copies=copies, group=group), **how)
 
 
 class Influences:
@@ -95,9 +93,7 @@ class Influences:
         ):
             part = groups.layout.batch_shape[1]
             samples = np.broadcast_to((np.arange(tokens.shape[1], dtype=np.int32) % part)[:, None], tokens.shape)
-            program = influence_program(
-                policy.graph, policy.compute, self.temperature, groups.copies, part if own else 0
-            )
+            program = influence_program(policy.shape, self.temperature, groups.copies, part if own else 0)
             rows = groups.place(samples), groups.place(weights), groups.place_groups(entries, -1)
             found = policy.device.call(program, params, groups.rows, *rows)
             scores.append(groups.fetch(found.scores))
@@ -114,24 +110,6 @@ class TokenInfluence(Part):
     @classmethod
     def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
         return {"influence": some("P G T"), "influence_means": some("P G"), "draws": some("P G T")}
-
-    @classmethod
-    def times(cls, config: Config) -> dict[str, int]:
-        return {PROGRAM: 4}  # it runs on a quarter of the groups
-
-    def calls(self, longest: Longest) -> dict[str, Call]:
-        """The program of `Influences`, for a quarter of the groups."""
-        shape, params = self.shape, policy_state.weights(longest.state)
-        part = regrouped(self.config, shape, tokens=self.config.rollout.max_tokens, at_once=TOKENS, one_prompt=True)
-        spread, group, tokens = part.layout.batch_shape
-        samples, weights = np.zeros(part.layout.index.shape, np.int32), np.zeros(part.layout.index.shape, np.float32)
-        most = self.method.widest(self.config.rollout.group)
-        width = token_influence.vocabulary_width(most * tokens, shape.config.vocab_size)
-        entries = np.zeros((spread // shape.shards, shape.shards, width), np.int32)
-        args = params, part.rows, *(calls.on_mesh(x, shape.mesh, None) for x in (samples, weights, entries))
-        temperature, own = self.config.rollout.temperature, 0 if self.variant.options["self_term"] else group
-        program = influence_program(shape.graph, shape.compute, temperature, part.copies, own)
-        return {PROGRAM: Call(program, args, params, flops=part.flops)}
 
     def open(self, policy: Policy, programs: Programs, *, longest_prompt: int) -> None:
         super().open(policy, programs, longest_prompt=longest_prompt)

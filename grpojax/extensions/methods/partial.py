@@ -17,13 +17,10 @@ import jax
 import numpy as np
 
 from grpojax import data
-from grpojax.programs import calls
-from grpojax.programs.calls import Call
-from grpojax.programs.policy import Policy, PolicyShape
+from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import no_samples, unfinished
 from grpojax.run import checks
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 from grpojax.run.sources.source import Dispatched, InFlight, Plain, from_text, to_text
 from grpojax.types import Array, PerPrompt, Rollout, Tokens
@@ -47,14 +44,6 @@ class Partial(Plain):
         shape = config.prompts, config.group, config.max_tokens
         self.places = Places(shape, self.problems, self.context.state)
         self._left = checks.most_left(config, self.policy.sampling.shards)
-
-    @staticmethod
-    def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
-        """The programs that it runs; as `Plain.calls`."""
-        rollout = config.rollout
-        prompts = calls.longest_prompts(rollout.prompts, config.data.max_prompt_tokens)
-        left = checks.most_left(rollout, policy.sampling.shards)
-        return {"rollout": calls.rollout(policy, weights, prompts, rollout, left=left)}
 
     def write(self, state: RunState) -> None:
         """Stores the state that the next draws depend on."""

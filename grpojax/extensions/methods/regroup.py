@@ -2,16 +2,15 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from grpojax import data
 from grpojax.device import ROWS
-from grpojax.programs import batch_shards, calls, packing
+from grpojax.programs import batch_shards, packing
 from grpojax.programs.packing import Layout
-from grpojax.programs.policy import Policy, PolicyShape
-from grpojax.run.recipe import Config
+from grpojax.programs.policy import Policy
 from grpojax.run.sections import TrainConfig
 from grpojax.types import Array, PerToken, Prompts, Rows, Samples, Tokens, TrainBatch
 
@@ -114,57 +113,13 @@ def tokens_at_once(tokens: int, train: TrainConfig, shards: int) -> int:
 
 
 def _in_rows(
-    policy: Policy | PolicyShape, prompts: Prompts, tokens: Tokens, lengths: Samples, microbatches: int
+    policy: Policy, prompts: Prompts, tokens: Tokens, lengths: Samples, microbatches: int
 ) -> tuple[Rows, Layout]:
     batch = TrainBatch(prompts=prompts, tokens=tokens, lengths=lengths, per_token=PerToken())
     packed, layout = packing.pack(
         batch, shards=policy.shards, microbatches=microbatches, gather=policy.compute.needs_gather
     )
     return packed.rows, layout
-
-
-class Longest(NamedTuple):
-    """`Regrouped` without arrays, every prompt and sample at its longest.
-
-    Attributes:
-      rows: shapes of them on the devices.
-      layout: where tokens stand in them.
-      filled: groups.
-      copies: batch shards that a group is split over.
-      flops: of a forward over them.
-    """
-
-    rows: Any
-    layout: Layout
-    filled: int
-    copies: int
-    flops: float
-
-
-def longest(
-    config: Config, policy: PolicyShape, *, tokens: int, at_once: int | None = None, one_prompt: bool = False
-) -> Longest:
-    """The result of `regroup` for a recipe's groups at their longest.
-
-    Args:
-      config: the recipe.
-      policy: the model.
-      tokens: of each sample.
-      at_once: the most of ``tokens_at_once``; None for no such limit.
-      one_prompt: as in `regroup`.
-    """
-    rollout, longest_prompt = config.rollout, config.data.max_prompt_tokens
-    most, group = rollout.prompts, config.method.widest(rollout.group)
-    together = tokens_at_once(most * group * rollout.max_tokens, config.train, policy.shards)
-    together = together if at_once is None else min(together, at_once)
-    filled, microbatches = part_sizes(most, group, tokens, policy.shards, together, one_prompt=one_prompt)
-    prompts, part = batch_shards.spread(calls.longest_prompts(filled, longest_prompt), group, policy.shards)
-    shape = len(prompts.lengths), part
-    rows, layout = _in_rows(
-        policy, prompts, np.zeros((*shape, tokens), np.int32), np.full(shape, tokens, np.int32), microbatches
-    )
-    work = calls.forward_flops(policy, shape[0], longest_prompt, part, tokens)
-    return Longest(calls.on_mesh(rows, policy.mesh, None), layout, filled, shape[0] // filled, work)
 
 
 def part_sizes(

@@ -10,12 +10,11 @@ from grpojax import data
 from grpojax.device import Program
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig, hf
-from grpojax.programs.calls import Call
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, decoder_network, split
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
-from grpojax.run.parts.part import Longest, Part, State, Weighed, mean, read_shape
+from grpojax.run.parts.part import Part, State, Weighed, mean, read_shape
 from grpojax.run.programs import Learning, Spec, score_program
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
@@ -27,14 +26,15 @@ ROLE = "teacher"
 
 @dataclasses.dataclass(frozen=True)
 class _Score(Spec):
-    """The scoring program of a teacher with this graph definition."""
+    """The scoring program of a teacher with this config and graph definition."""
 
+    model: DecoderConfig
     graph: Any
 
     def make(self, learning: Learning) -> Mapping[str, Program]:
         """``(params, rows) -> Scores``."""
-        scores = score_program(ROLE, self.graph, compute=learning.compute, temperature=learning.temperature)
-        return {ROLE: scores}
+        how = {"model": self.model, "compute": learning.compute, "temperature": learning.temperature}
+        return {ROLE: score_program(ROLE, self.graph, **how)}
 
 
 class Teacher(Part):
@@ -63,10 +63,6 @@ class Teacher(Part):
         """Made-up signals. The teacher is another model than the policy, so its log-probs differ."""
         return {"ref_logps": -some("P G T")}
 
-    @classmethod
-    def times(cls, config: Config) -> dict[str, int]:
-        return {ROLE: config.train.minibatches}
-
     def __init__(self, config: Config, shape: PolicyShape, read_shape: Callable[[str], DecoderConfig] = read_shape):
         super().__init__(config, shape, read_shape)
         try:
@@ -76,13 +72,10 @@ class Teacher(Part):
         self.graph, _ = decoder_network(self.model, None)
 
     def spec(self) -> Spec:
-        return _Score(self.graph)
+        return _Score(self.model, self.graph)
 
     def networks(self) -> dict[str, Network]:
         return {ROLE: decoder_network(self.model, None, self.shape.mesh)[1]}
-
-    def calls(self, longest: Longest) -> dict[str, Call]:
-        return {ROLE: longest.scored(longest.programs.parts[ROLE], longest.state[ROLE], self.model)}
 
     def load(self, policy: Policy) -> None:
         path, config = self.variant.options["teacher"], self.config

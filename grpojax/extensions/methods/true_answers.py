@@ -2,26 +2,26 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from grpojax import masked
-from grpojax.extensions.methods.regroup import longest as regrouped
+from grpojax.device import Program
 from grpojax.extensions.methods.regroup import regroup, tokens_at_once
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.models import flops
 from grpojax.programs import policy_state
-from grpojax.programs.calls import Call
+from grpojax.programs.policy import PolicyShape
 from grpojax.rewards.answers import extract
 from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import room
-from grpojax.run.parts.part import Longest, Part, State
-from grpojax.run.recipe import Config
+from grpojax.run.parts.part import Part, State
+from grpojax.run.programs import Learning, Spec, score_program
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
 PROGRAM = "true answers"
@@ -280,6 +280,18 @@ class _Found(NamedTuple):
     metrics: dict[str, float]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Score(Spec):
+    """The scoring program of a policy of this shape."""
+
+    shape: PolicyShape
+
+    def make(self, learning: Learning) -> Mapping[str, Program]:
+        """``(params, rows) -> Scores``."""
+        how = {"model": self.shape.config, "compute": learning.compute, "temperature": learning.temperature}
+        return {PROGRAM: score_program(PROGRAM, self.shape.graph, **how)}
+
+
 class TrueAnswers(Part):
     """The likelihood of the true answer after each sample's reasoning. With ``train_on=spliced``, the policy learns
     from that text in place of the drawn one."""
@@ -292,15 +304,8 @@ class TrueAnswers(Part):
     def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
         return {"likelihood": some("P G")}
 
-    @classmethod
-    def times(cls, config: Config) -> dict[str, int]:
-        return {PROGRAM: 4}  # it runs on a quarter of the groups
-
-    def calls(self, longest: Longest) -> dict[str, Call]:
-        """The run's scores, for a quarter of the groups."""
-        params = policy_state.weights(longest.state)
-        spliced = regrouped(self.config, self.shape, tokens=room(self.config.rollout.max_tokens))
-        return {PROGRAM: Call(longest.programs.score, (params, spliced.rows), params, flops=spliced.flops)}
+    def spec(self) -> Spec:
+        return _Score(self.shape)
 
     def replace(self, state: State, batch: RolloutBatch) -> RolloutBatch:
         """The batch with the true answers spliced into the samples that are scored by their likelihood. It waits for
@@ -396,7 +401,8 @@ class TrueAnswers(Part):
             tokens_at_once=tokens_at_once(batch.rollout.tokens.size, self.config.train, policy.shards),
         )
         device = self.policy.device
-        logps = [part.fetch(device.call(self.programs.score, params, part.rows).logps) for part in parts]
+        score = self.programs.parts[PROGRAM]
+        logps = [part.fetch(device.call(score, params, part.rows).logps) for part in parts]
         kind = options["likelihood"]
         # Only of those that fit: one that is too long would set the unit of the others' rewards.
         values = likelihoods(np.concatenate(logps), answers.mask & ~long[..., None], kind, relative=kind == "joint")

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 
 from grpojax.extensions.plan import hlo, plan_links
+from grpojax.extensions.plan.plan_calls import Call
 from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.models import dispatch, flops
 from grpojax.programs import kv_cache
-from grpojax.programs.calls import Call
 
 _GIB = 2**30
 # GiB that the TPU compiler has for a program, from its message when one does not fit (libtpu 0.0.52).

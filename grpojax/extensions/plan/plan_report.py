@@ -7,24 +7,7 @@ from collections.abc import Mapping, Sequence
 from grpojax.extensions.plan.hlo import Traffic
 from grpojax.extensions.plan.plan_links import Load
 
-PROGRAMS = ("update", "rollout", "reshard")
-CRITIC_PROGRAMS = ("critic", "critic update")  # in a run with a critic: its scores and its own update
-# Log-probs; programs for held-out problems, with their own weights if a rollout's differ; and the programs of some
-# variants: a teacher's log-probs, XRPO's later phases, ReMax's baseline, entropies, the tokens of Clip-Cov and KL-Cov,
-# NTHR's scores and true answers' likelihoods for a quarter of the groups, and a refreshed reference.
-VARIANT_PROGRAMS = (
-    "score",
-    "evaluation",
-    "evaluation reshard",
-    "teacher",
-    "rollout phase",
-    "greedy",
-    "score with entropy",
-    "covariance mask",
-    "influence",
-    "true answers",
-    "reference refresh",
-)
+PROGRAMS = ("update", "rollout", "reshard")  # of any run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +15,7 @@ class ProgramReport:
     """The needs of one compiled program; sizes are GiB on each chip.
 
     Attributes:
-      name: one of `PROGRAMS`, `CRITIC_PROGRAMS` or `VARIANT_PROGRAMS`, or a name from a user's own part. The prefix
+      name: the name of the program (`grpojax.extensions.plan.plan_calls.calls_of`), such as one of `PROGRAMS`. The prefix
         "ragged " means the same program for a batch with shorter samples.
       compile_s: seconds that tracing and compiling took here.
       error: why the compiler refused it, such as too little memory. Then all later fields are empty or NaN, except

@@ -4,17 +4,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from grpojax.extensions.plan.plan_calls import OfAStep
 from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.run import parts
-from grpojax.run.calls import times_a_step
 from grpojax.run.recipe import Config
 
-# The phases of a step in their order, and the programs of each; `times_a_step` says which of them run.
-PHASES = {
-    "rollout": ("reshard", "rollout", "rollout turns", "rollout phase", "greedy"),
-    "scores": (),  # all other programs, those of the policy and of the variant's parts
-    "update": ("covariance mask", "update"),
-}
+PHASES = ("rollout", "scores", "update")  # of a step, in their order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,21 +42,21 @@ class RunBound:
         return self.steps * self.step / 3600
 
 
-def bound(config: Config, reports: Sequence[ProgramReport], chips: int) -> RunBound:
+def bound(config: Config, calls: Mapping[str, OfAStep], reports: Sequence[ProgramReport], chips: int) -> RunBound:
     """Sums the reports over a step.
 
     Args:
       config: the recipe.
+      calls: how often a step calls its programs, by name.
       reports: the reports of its programs. One of a refused program, or of an unknown chip, makes the sum NaN.
       chips: number of chips of all slices.
     """
-    counts, by_name = times_a_step(config), {r.name: r for r in reports}
-    phases = {}
+    by_name, phases = {r.name: r for r in reports}, {}
     for phase in PHASES:
         here = {
-            n: times * by_name[n].at_least
-            for n, times in counts.items()
-            if _phase(n) == phase and n in by_name and times
+            n: call.times * by_name[n].at_least
+            for n, call in calls.items()
+            if call.phase == phase and n in by_name and call.times
         }
         if here:
             longest = max(here, key=lambda n: here[n])
@@ -71,10 +66,6 @@ def bound(config: Config, reports: Sequence[ProgramReport], chips: int) -> RunBo
     steps = train.steps if train.steps is not None else -(-(train.tokens or 0) // tokens)
     ahead = rollout.ahead > 0 and config.mesh.rollout > 0
     return RunBound(phases=phases, steps=max(steps - parts.warmup_steps(config), 0), chips=chips, ahead=ahead)
-
-
-def _phase(name: str) -> str:
-    return next((phase for phase, names in PHASES.items() if name in names), "scores")
 
 
 def format_bound(run: RunBound) -> str:

@@ -5,9 +5,10 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from grpojax.extensions.plan import plan_estimate
+from grpojax.extensions.plan.plan_calls import OfAStep
 from grpojax.extensions.plan.plan_chips import Target
 from grpojax.extensions.plan.plan_estimate import Estimate
 from grpojax.extensions.plan.plan_links import Split
@@ -20,6 +21,7 @@ from grpojax.run.recipe import Config
 
 SLACK = 1.05  # a split that takes up to this times as long as the fastest is as good
 LEAST = 8192  # positions of a micro-batch on a shard; one with fewer may take just as long
+Calls = Mapping[str, OfAStep]
 STEP = 128  # tokens; the longest completion is a multiple of it
 RANK = 16  # of adapters that a recipe does not have
 
@@ -83,12 +85,19 @@ def _shape(config: Config, model: DecoderConfig | None) -> DecoderConfig:
     return shape_of(config.model.path) if model is None else model
 
 
-def _fit(config: Config, target: Target, model: DecoderConfig, split: Split) -> Fit:
-    estimate = plan_estimate.of_recipe(config, target, model=model, split=split)
+def _fit(config: Config, target: Target, model: DecoderConfig, split: Split, calls: Calls | None = None) -> Fit:
+    estimate = plan_estimate.of_recipe(config, target, model=model, split=split, calls=calls)
     return Fit(split, estimate, model.experts is not None)
 
 
-def best(config: Config, target: Target, model: DecoderConfig | None = None, *, under: float = math.inf) -> Fit:
+def best(
+    config: Config,
+    target: Target,
+    model: DecoderConfig | None = None,
+    *,
+    under: float = math.inf,
+    calls: Calls | None = None,
+) -> Fit:
     """The split with which a recipe fits its chips, whatever its own ``mesh`` and ``train.microbatches`` are.
 
     Every division of the chips over ``fsdp``, ``tensor`` and, for a mixture of experts, ``expert`` is tried, each with
@@ -101,15 +110,16 @@ def best(config: Config, target: Target, model: DecoderConfig | None = None, *, 
       target: the chips.
       model: the shape of the policy; None takes that which ``model.path`` names.
       under: GiB per chip; what needs less is preferred to all else that fits.
+      calls: what a step calls (`grpojax.extensions.plan.plan_estimate.calls_of_a_step`); None finds it.
 
     Raises:
       UserError: sizes divide over none of the meshes, or the recipe has programs that are not estimated.
     """
-    model = _shape(config, model)
-    found, refused = list[Fit](), list[UserError]()
+    model, found, refused = _shape(config, model), list[Fit](), list[UserError]()
+    calls = plan_estimate.calls_of_a_step(config) if calls is None else calls
     for split in _splits(config, target, model):
         try:
-            found.append(_fit(config, target, model, split))
+            found.append(_fit(config, target, model, split, calls))
         except UserError as e:
             refused.append(e)
     if not found:
@@ -209,10 +219,11 @@ def longest(config: Config, target: Target, model: DecoderConfig | None = None) 
     """
     model = _shape(config, model)
     positions = max(0, model.max_positions - config.data.max_prompt_tokens)
+    calls = plan_estimate.calls_of_a_step(config)
 
     @functools.cache
     def too_large(tokens: int) -> str:
-        programs = plan_estimate.of_recipe(config, target, model=model, tokens=tokens).programs
+        programs = plan_estimate.of_recipe(config, target, model=model, tokens=tokens, calls=calls).programs
         return ", ".join(p.name for p in programs if not p.fits)
 
     least, most = 0, positions // STEP + 1  # in steps: the first fits, the last does not

@@ -4,9 +4,9 @@ shapes, without compiling."""
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from grpojax.extensions.plan import plan_chips, plan_search
+from grpojax.extensions.plan import plan_chips, plan_estimate, plan_search
 from grpojax.extensions.plan.plan_run import RunBound
 from grpojax.extensions.plan.plan_shapes import shape_of
 from grpojax.host.errors import UserError
@@ -80,24 +80,32 @@ def cells(config: Config, models: Sequence[str], devices: Sequence[str]) -> list
     ]
 
 
-def _learning(config: Config, learns: str) -> Config | UserError:
+class _Way(NamedTuple):
+    """A recipe with a way to learn, and what its step calls."""
+
+    config: Config
+    calls: plan_search.Calls
+
+
+def _learning(config: Config, learns: str) -> _Way | UserError:
     """The recipe with this way to learn, or why it cannot have it."""
     adapter = None
     if learns != LEARNS[0]:
         base = "compute" if learns == LEARNS[1] else "int8"
         adapter = dataclasses.replace(config.model.adapter or AdapterConfig(rank=RANK), base=base)
     try:
-        return dataclasses.replace(config, model=dataclasses.replace(config.model, adapter=adapter))
+        made = dataclasses.replace(config, model=dataclasses.replace(config.model, adapter=adapter))
+        return _Way(made, plan_estimate.calls_of_a_step(made))
     except UserError as e:
         return e
 
 
-def _cell(model: str, learns: str, device: str, way: Config | UserError, target: Any, shape: Any) -> Cell:
+def _cell(model: str, learns: str, device: str, way: _Way | UserError, target: Any, shape: Any) -> Cell:
     names = {"model": model, "learns": learns, "device": device}
     try:
         if isinstance(way, UserError):
             raise way
-        fit = plan_search.best(way, target, shape)
+        fit = plan_search.best(way.config, target, shape, calls=way.calls)
     except UserError as e:
         return Cell(**names, refused=str(e).splitlines()[0])
     run, largest = fit.estimate.run, fit.largest

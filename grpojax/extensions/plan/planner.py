@@ -1,23 +1,30 @@
 """Ahead-of-time compiles of a run's programs for a TPU slice that is not there, and the resources that they need.
 
-The compiler, the trainer's programs, and their shapes and shardings (`grpojax.run.calls`) are the real ones: only the
-arrays are missing. It needs libtpu installed, but no TPU.
+The compiler, the trainer's programs, and their shapes and shardings are the real ones: the run takes its steps on
+devices that compute nothing (`grpojax.run.dry`). It needs libtpu installed, but no TPU.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from grpojax.extensions.plan.plan_calls import Call, RunCalls, calls_of, of_other
 from grpojax.extensions.plan.plan_chips import Chips, topology_mesh, topology_meshes
 from grpojax.extensions.plan.plan_compile import compile_program, per_chip
 from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.extensions.plan.plan_shapes import shape_of
 from grpojax.models import DecoderConfig, adapters, compute_of, decoder, flops
 from grpojax.models.compute import ModelConfig
-from grpojax.programs.calls import Call
 from grpojax.programs.policy import PolicyShape, Sampling
-from grpojax.run.calls import Recipe, calls_of
+from grpojax.run.dry import Recipe
 from grpojax.run.recipe import Config
+
+
+class Planned(NamedTuple):
+    """The programs of a run by name, and what was found of each that was compiled."""
+
+    calls: Mapping[str, Call]
+    reports: list[ProgramReport]
 
 
 def plan(
@@ -28,7 +35,7 @@ def plan(
     model: DecoderConfig | None = None,
     layers: int | None = None,
     programs: Sequence[str] | None = None,
-) -> list[ProgramReport]:
+) -> Planned:
     """Compiles the programs of a recipe's run for a TPU slice, every prompt and completion at its longest.
 
     Args:
@@ -37,21 +44,22 @@ def plan(
       slices: how many of them.
       model: the shape of the policy; None takes that which ``model.path`` names.
       layers: number of layers of policy and teacher if these are given by their paths; None for all.
-      programs: the programs to compile, out of those that `grpojax.run.calls.calls_of` names; None for all.
+      programs: the programs to compile, out of those that `grpojax.extensions.plan.plan_calls.calls_of` names; None
+        for all.
 
     Returns:
-      A `ProgramReport` for each program. If the compiler refuses a program, its ``error`` is set.
+      The programs, and a `ProgramReport` for each. If the compiler refuses a program, its ``error`` is set.
 
     Raises:
       UserError: the topology is unknown, or sizes do not divide over the mesh.
     """
     chips = topology_meshes(topology, config.mesh, slices)
-    calls, state = calls_of(
+    run = calls_of(
         config,
         policy_shape(config.model, shape_of(config.model.path, layers) if model is None else model, chips),
         read_shape=lambda path: shape_of(path, layers),
     )
-    return _reports(calls, state, chips, programs)
+    return Planned(run.calls, _reports(run, chips, programs))
 
 
 def plan_other(
@@ -66,8 +74,7 @@ def plan_other(
       slices: how many of them.
     """
     chips = Chips(topology_mesh(topology, config.mesh, slices))
-    calls, state = kind.calls_of(config, policy_shape(config.model, model, chips))
-    return _reports(calls, state, chips)
+    return _reports(of_other(kind, config, policy_shape(config.model, model, chips)), chips)
 
 
 def policy_shape(config: ModelConfig, model: DecoderConfig, chips: Chips) -> PolicyShape:
@@ -81,17 +88,15 @@ def policy_shape(config: ModelConfig, model: DecoderConfig, chips: Chips) -> Pol
     return PolicyShape(config=model, graph=graph, compute=compute, sampling=sampling, adapter=config.adapter)
 
 
-def _reports(
-    calls: Mapping[str, Call], state: Mapping[str, Any], chips: Chips, programs: Sequence[str] | None = None
-) -> list[ProgramReport]:
+def _reports(run: RunCalls, chips: Chips, programs: Sequence[str] | None = None) -> list[ProgramReport]:
     """Compiles each program for its own chips. Chips that only sample hold only the weights that they are sent."""
-    reports, chip, here = [], flops.CHIPS.get(chips.mesh.devices.flat[0].device_kind), kept(state)
-    for name in programs or calls:
-        call = calls[name]
+    reports, chip, whole = [], flops.CHIPS.get(chips.mesh.devices.flat[0].device_kind), kept(run.state)
+    for name in programs or run.calls:
+        call = run.calls[name]
         elsewhere = chips.sampling if call.samples else None
-        mesh, run = (chips.mesh, here) if elsewhere is None else (elsewhere, {})
+        mesh, here = (chips.mesh, whole) if elsewhere is None else (elsewhere, {})
         seconds = call.flops / mesh.size / chip.flops if chip is not None and call.flops else None
-        report = compile_program(name, call, run=run, compute_s=seconds, devices=list(mesh.devices.flat))
+        report = compile_program(name, call, run=here, compute_s=seconds, devices=list(mesh.devices.flat))
         if elsewhere is not None:
             report = dataclasses.replace(report, sampling_chips=mesh.size, sent=per_chip(call.args[0]) / 2**30)
         reports.append(report)

@@ -5,7 +5,7 @@ from grpojax.extension import Names
 NAMES = Names(
     commands={"finetune": "grpojax.extensions.supervised.cli.finetune"},
     recipes={
-        "sft": "grpojax.extensions.supervised.calls:SFT",
-        "dpo": "grpojax.extensions.supervised.calls:DPO",
+        "sft": "grpojax.extensions.supervised.dry:SFT",
+        "dpo": "grpojax.extensions.supervised.dry:DPO",
     },
 )

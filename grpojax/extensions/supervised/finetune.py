@@ -12,11 +12,10 @@ import jax
 import numpy as np
 
 from grpojax import data
-from grpojax.device import ROWS
 from grpojax.extensions.supervised import scoring, teaching
 from grpojax.extensions.supervised.answered import Answered, Answers
 from grpojax.extensions.supervised.finetune_recipe import DPOConfig, SFTConfig
-from grpojax.extensions.supervised.programs import make_supervised_programs
+from grpojax.extensions.supervised.programs import learn, make_supervised_programs
 from grpojax.extensions.supervised.teaching import Shapes
 from grpojax.host import processes
 from grpojax.host.console import log
@@ -113,10 +112,7 @@ class FineTune(Task):
         """The run's state, new or restored."""
         config, policy = self.config, self.policy
         loss = self.teaching.objective(policy.graph, policy.compute)
-        made = make_supervised_programs(
-            policy.graph, policy.compute, loss, config.optimizer, self.steps, policy.adapter
-        )
-        self.update = made.update
+        self.programs = made = make_supervised_programs(policy.shape, loss, config.optimizer, self.steps)
         self.scorer = scoring.Scorer(policy, made.score, self.shapes, config.train.batch_size)
         kept = {name: self.parts[name].kept if name in self.parts else () for name in ("train", "validation", "test")}
         if self.teaching.needs_reference:
@@ -151,8 +147,7 @@ class FineTune(Task):
         batch = teaching.to_batch(entries, self.shapes)
         part, layout = self.teaching.part(batch, self.shapes, self.reference["train"][[e.uid for e in entries]])
         prompts, tokens = int(batch.prompts.lengths.sum()), int(batch.lengths.sum())
-        device, weights, frozen = self.policy.device, self.weights["policy"], policy_state.frozen(self.weights)
-        self.weights["policy"], metrics = device.call(self.update, weights, frozen, device.put(part, ROWS))
+        metrics = learn(self.programs, self.policy.device, self.weights, part)
         self.state.num_tokens += prompts + tokens
         known = {
             "epoch": number * self.config.train.batch_size / len(self.answers.kept),

@@ -1,16 +1,17 @@
 """The programs of a supervised run, as `grpojax.run.programs` makes those of a run with rewards."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import optax
 
-from grpojax.device import Program
-from grpojax.models.adapters import AdapterConfig
-from grpojax.models.compute import Compute
+from grpojax.device import ROWS, Device, Program
+from grpojax.models import flops
 from grpojax.programs import policy_state
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
-from grpojax.programs.update import Learns, Loss, update_program
+from grpojax.programs.policy import PolicyShape
+from grpojax.programs.update import Learns, Loss
 from grpojax.run.programs import score_program, update_of
 
 
@@ -30,27 +31,30 @@ class SupervisedPrograms:
 
 
 def make_supervised_programs(
-    graph: Any,
-    compute: Compute,
-    loss: Loss,
-    optimizer: OptimizerConfig,
-    updates: int | None,
-    adapter: AdapterConfig | None = None,
+    policy: PolicyShape, loss: Loss, optimizer: OptimizerConfig, updates: int | None
 ) -> SupervisedPrograms:
     """The programs of a supervised run.
 
     Args:
-      graph, compute: of the policy.
+      policy: the model. If it has adapters, an update is given their base.
       loss: of a part of a batch (`grpojax.extensions.supervised.teaching`).
       optimizer: the policy's.
       updates: of the whole run.
-      adapter: what learns in place of the policy's weights; an update is then given their base.
     """
-    rule = make_optimizer(optimizer, updates, policy_state.table_of(adapter))
-    learns = Learns(loss=loss, optimizer=rule)
-    learns = learns if adapter is None else policy_state.on_base(learns)
+    compute, adapted = policy.compute, policy.adapter is not None
+    rule = make_optimizer(optimizer, updates, policy_state.table_of(policy.adapter))
+    work = functools.partial(flops.update_flops, policy.config, remat=compute.remat, frozen=adapted)
+    learns = Learns(loss=loss, optimizer=rule, flops=work)
+    learns = policy_state.on_base(learns) if adapted else learns
     return SupervisedPrograms(
         optimizer=rule,
-        update=update_program("update", update_of(learns), compute),
-        score=score_program("score", graph, compute=compute),
+        update=update_of("update", {"policy": learns}, compute),
+        score=score_program("score", policy.graph, model=policy.config, compute=compute),
     )
+
+
+def learn(programs: SupervisedPrograms, device: Device, state: dict[str, Any], part: Any) -> dict[str, Any]:
+    """Dispatches an update of the run's ``state`` by role from a part of a batch, and returns its metrics."""
+    learned, frozen = state["policy"], policy_state.frozen(state)
+    state["policy"], metrics = device.call(programs.update, learned, frozen, device.put(part, ROWS))
+    return metrics

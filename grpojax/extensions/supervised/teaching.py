@@ -22,7 +22,7 @@ from grpojax.extensions.supervised.answered import (
 from grpojax.extensions.supervised.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.host.errors import UserError
 from grpojax.models.compute import Compute
-from grpojax.programs import calls, packing
+from grpojax.programs import packing
 from grpojax.programs.packing import Layout
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.update import Loss
@@ -175,32 +175,21 @@ def check_cut(config: SFTConfig | DPOConfig, shards: int) -> None:
         )
 
 
-def longest_batch(config: SFTConfig | DPOConfig, policy: PolicyShape) -> tuple[Any, Any, TrainBatch]:
-    """The inputs of an update and of scoring as shapes on the devices, and the batch on the host. Every prompt has the
-    most answers that it may have, at their longest.
+def longest_entries(config: SFTConfig | DPOConfig, policy: PolicyShape) -> tuple[list[Answered], Shapes]:
+    """A batch of made-up answers at their longest, as many to a prompt as it may have, and their sizes.
 
     Raises:
       UserError: the batch does not divide over the devices.
     """
     check_cut(config, policy.shards)
-    size, shapes = (
-        config.train.batch_size,
-        Shapes(
-            group=config.train.group if isinstance(config, SFTConfig) else 2,
-            prompt=config.data.max_prompt_tokens,
-            completion=config.data.max_tokens,
-            shards=policy.shards,
-            microbatches=config.train.microbatches,
-            gather=policy.compute.needs_gather,
-        ),
+    shapes = Shapes(
+        group=config.train.group if isinstance(config, SFTConfig) else 2,
+        prompt=config.data.max_prompt_tokens,
+        completion=config.data.max_tokens,
+        shards=policy.shards,
+        microbatches=config.train.microbatches,
+        gather=policy.compute.needs_gather,
     )
-    lengths = np.full((size, shapes.group), shapes.completion, np.int32)
-    batch = TrainBatch(
-        prompts=calls.longest_prompts(size, shapes.prompt),
-        tokens=np.zeros((*lengths.shape, shapes.completion), np.int32),
-        lengths=lengths,
-        per_token=PerToken(weights=np.ones((*lengths.shape, shapes.completion), np.float32)),
-    )
-    part, _ = teaching_of(config).part(batch, shapes, np.zeros(lengths.shape, np.float32))
-    rows = pack(batch, shapes)[0].rows
-    return calls.on_mesh(part, policy.mesh, None), calls.on_mesh(rows, policy.mesh, None), batch
+    ids, turns = ((0,) * shapes.completion,) * shapes.group, ((shapes.completion,),) * shapes.group
+    entries = [Answered(uid, (0,) * shapes.prompt, ids, turns) for uid in range(config.train.batch_size)]
+    return entries, shapes

@@ -1,19 +1,17 @@
 """The protocol of a part: one thing that a variant needs beyond samples, rewards and log-probs.
 
-A part is made of shapes. From these `grpojax plan` lists its programs and its state. A run then calls `load`, which
-reads from disk, and passes it the programs.
+A part is made of shapes. From these come its state and its programs, also in a run that computes nothing
+(`grpojax.run.dry`). A real run then calls `load`, which reads from disk. Both pass it the programs.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from grpojax import data
-from grpojax.models import DecoderConfig, flops, hf
-from grpojax.programs.calls import Call
-from grpojax.programs.packing import Packed
+from grpojax.models import DecoderConfig, hf
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network
 from grpojax.run.batch import RolloutBatch
@@ -29,27 +27,6 @@ State = Mapping[str, Any]  # of a run, by role (`grpojax.run.learner.Learner`)
 def read_shape(path: str) -> DecoderConfig:
     """The shape of the model in a folder, or of a built-in one; raises `UserError` if there is none."""
     return hf.read_config(data.locate(path))
-
-
-class Longest(NamedTuple):
-    """The largest arguments of a run's programs: shapes in place of arrays, on the devices.
-
-    Attributes:
-      programs: the run's programs.
-      state: the run's state, by role.
-      packed: the rows of an update, every prompt and completion at its longest.
-      sizes: tokens of the update's prompts and of its samples.
-    """
-
-    programs: Programs
-    state: State
-    packed: Packed
-    sizes: tuple[np.ndarray, np.ndarray]
-
-    def scored(self, program: Any, params: Any, model: DecoderConfig) -> Call:
-        """``program(params, rows)``, a forward of a decoder over the samples of an update."""
-        work = flops.forward_flops(model, *self.sizes)
-        return Call(program, (params, self.packed.rows), params, flops=work, ragged=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,14 +102,6 @@ class Part:
         """The fields of `grpojax.types.PerToken` that it sets in the rows, in `before` or `weigh`."""
         return ()
 
-    @classmethod
-    def times(cls, config: Config) -> dict[str, int]:
-        """How often each step runs its programs, by name as in `calls`, and the run's program "score".
-
-        Programs that only some steps run are left out.
-        """
-        return {}
-
     # From shapes, without weights and data.
 
     def __init__(self, config: Config, shape: PolicyShape, read_shape: Callable[[str], DecoderConfig] = read_shape):
@@ -145,10 +114,6 @@ class Part:
 
     def networks(self) -> dict[str, Network]:
         """The networks that it adds to the run's state, by role."""
-        return {}
-
-    def calls(self, longest: Longest) -> dict[str, Call]:
-        """Its programs by name, each with its largest arguments (`grpojax.programs.calls`)."""
         return {}
 
     # Once a run.
@@ -244,10 +209,6 @@ class LearningPart(Part):
     def frozen(self, state: State) -> dict[str, Any]:
         """The state that its loss reads and does not change, by role."""
         return {}
-
-    def update_flops(self, sizes: tuple[np.ndarray, np.ndarray]) -> float:
-        """FLOPs of an update of the network from prompts and samples of so many tokens; 0 where that is not known."""
-        return 0.0
 
 
 def mean(values: np.ndarray) -> float:

@@ -5,17 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from grpojax.device import Program, places
 from grpojax.models import DecoderConfig, adapters
 from grpojax.programs import policy_state
-from grpojax.programs.calls import Call
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network, decoder_network, make_frozen_copy, refreshed
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
-from grpojax.run.parts.part import Longest, Part, State, read_shape
+from grpojax.run.parts.part import Part, State, read_shape
 from grpojax.run.programs import Learning, Spec
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
@@ -23,17 +21,6 @@ from grpojax.types import Tokens
 from grpojax.variants import Variant
 
 ROLE = "reference"
-OWN_SCORE = "reference score"  # if the policy is scored too, with weights of another dtype or with adapters
-
-
-def _score_of(config: Config) -> str:
-    """The name of the program that scores. It is the policy's if both have weights of the same kind."""
-    adapter = config.model.adapter
-    if adapter is None:
-        alike = config.train.reference_every > 0 or config.model.dtype == "float32"
-    else:
-        alike = adapter.path is not None
-    return "score" if alike or not config.method.plain_scores(config.train) else OWN_SCORE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +54,6 @@ class Reference(Part):
     def rows(cls, variant: Variant) -> tuple[str, ...]:
         return ("ref_logps",)
 
-    @classmethod
-    def times(cls, config: Config) -> dict[str, int]:
-        return {_score_of(config): config.train.minibatches}
-
     def __init__(self, config: Config, shape: PolicyShape, read_shape: Callable[[str], DecoderConfig] = read_shape):
         super().__init__(config, shape, read_shape)
         self.role = ROLE if shape.adapter is None or shape.adapter.path is not None else policy_state.BASE
@@ -91,17 +74,6 @@ class Reference(Part):
             return {ROLE: Network(params=factors, table=policy_state.table_of(adapter))}
         _, network = decoder_network(self.shape.config, None, self.shape.mesh)
         return {ROLE: dataclasses.replace(network, params=jax.eval_shape(self._copy().fn, network.params))}
-
-    def calls(self, longest: Longest) -> dict[str, Call]:
-        reference, programs = self._weights(longest.state), longest.programs
-        name, found = _score_of(self.config), dict[str, Call]()
-        if name == OWN_SCORE or not self.method.plain_scores(self.config.train):
-            found[name] = longest.scored(programs.score, reference, self.shape.config)
-        if self.every:
-            params = longest.state["policy"].params
-            args = reference, params, jax.ShapeDtypeStruct((), np.float32)
-            found["reference refresh"] = Call(programs.parts["reference refresh"], args, (reference, params))
-        return found
 
     def saved(self) -> tuple[str, ...]:
         return tuple(self.networks()) if self.every or self.shape.adapter is not None else ()

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grpojax import data, extension
-from grpojax.programs.calls import Call
-from grpojax.programs.policy import Policy, PolicyShape
+from grpojax.programs.policy import DryPolicy, Policy
 from grpojax.rewards import Rewards
 from grpojax.run.recipe import Config
 from grpojax.run.sources.source import Context, Plain, Source
@@ -32,15 +31,9 @@ def make(
     if players is not None:
         given["players"] = players
     source = _kind(config)(config, policy, rewards, problems, **given, **_supplied(config))
-    if not config.rollout.ahead:
+    if not config.rollout.ahead or isinstance(policy, DryPolicy):  # ahead the same is drawn, in another order
         return source
     return way("rollout.ahead")(source, config.train)
-
-
-def calls_of(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
-    """The programs that a recipe's source runs, with arguments as of `source.Plain.calls`."""
-    found, companion = _kind(config).calls(config, policy, weights), _supplied(config).get("companion")
-    return found if companion is None else found | companion.calls(config, policy, weights)
 
 
 def way(setting: str) -> Any:

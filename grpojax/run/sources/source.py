@@ -25,9 +25,8 @@ from grpojax.evaluation import columns_of, submit
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
-from grpojax.programs import batch_shards, calls, packing
-from grpojax.programs.calls import Call
-from grpojax.programs.policy import Policy, PolicyShape
+from grpojax.programs import batch_shards, packing
+from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.scoring import weighted_sum
@@ -47,7 +46,7 @@ class Context:
 
     Attributes:
       state: where a resumed run is.
-      folder: the run's directory.
+      folder: the run's directory; None on devices that compute nothing.
       sync: waits for device arrays, unless the run is to stop.
       begin: ``begin(start)`` gives ``start()``, which dispatches a step's rollout. While the devices work on it, the
         run waits for the step before and records it.
@@ -55,7 +54,7 @@ class Context:
     """
 
     state: RunState
-    folder: epath.Path
+    folder: epath.Path | None
     sync: Sync
     begin: Callable[[Callable[[], Any]], Any]
     since: Callable[[], float]
@@ -214,18 +213,6 @@ class Plain:
         self.curriculum = curriculum.make(config, problems, context.state)
         self.companion = None if companion is None else companion(self)
         self.drawn, self.seconds = context.state.rollouts, Counter[str]()
-
-    @staticmethod
-    def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
-        """The programs that it runs.
-
-        Args:
-          config: the recipe.
-          policy: the model.
-          weights: the weights that it samples with (`grpojax.programs.calls.reshard`).
-        """
-        prompts = calls.longest_prompts(config.rollout.prompts, config.data.max_prompt_tokens)
-        return {"rollout": calls.rollout(policy, weights, prompts, config.rollout)}
 
     # -------------------------------------------------------------------------------------------------- a step
 
@@ -406,11 +393,15 @@ class Plain:
         longest = packing.bucket(max(len(p.ids) for p in problems), self.longest_prompt)
         return data.to_prompts(problems, longest, group)
 
-    def dispatch_any(self, params: Any, prompts: Prompts, key: Array, config: SamplerConfig) -> Dispatched:
-        """Dispatches samples of any number of prompts. To fill the shards, the last ones get some prompts again."""
+    def dispatch_any(
+        self, params: Any, prompts: Prompts, key: Array, config: SamplerConfig, *, name: str = "rollout"
+    ) -> Dispatched:
+        """Dispatches samples of any number of prompts. To fill the shards, the last ones get some prompts again.
+        ``name`` is as of `Policy.sample`."""
         n = len(prompts.lengths)
         rows = batch_shards.filled(n, self.policy.sampling.shards)
-        rollout = self.policy.sample(params, jax.tree.map(lambda x: x[np.arange(rows) % n], prompts), key, config)
+        filled = jax.tree.map(lambda x: x[np.arange(rows) % n], prompts)
+        rollout = self.policy.sample(params, filled, key, config, name=name)
         return Dispatched(rollout=rollout, rows=rows, prompts=n)
 
 

@@ -14,8 +14,8 @@ from refusals import RECIPE
 
 from grpojax import sharding
 from grpojax.extensions.plan import plan_chips, plan_report, planner
+from grpojax.extensions.plan.plan_calls import calls_of, of_other
 from grpojax.run import recipe as recipes
-from grpojax.run.calls import calls_of
 
 pytestmark = pytest.mark.slow
 
@@ -65,13 +65,12 @@ def calls(name, *sizes):
     """The programs of one of `RUNS` by name, with their arguments, for one GPU."""
     chips = plan_chips.Chips(sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1]), platform="gpu")
     if name in ("sft", "dpo"):
-        from grpojax.extensions.supervised import finetune_recipe
-        from grpojax.extensions.supervised.calls import calls_of as supervised_calls_of
+        from grpojax.extensions.supervised import dry
 
-        load = {"sft": finetune_recipe.load_sft, "dpo": finetune_recipe.load_dpo}[name]
+        kind = {"sft": dry.SFT, "dpo": dry.DPO}[name]
         sizes = ["data.max_prompt_tokens=67", "data.max_tokens=71", "train.microbatches=1"]
-        config = load(CONFIGS / "supervised" / f"{name}.yaml", [*MODEL, *sizes, *RUNS[name][0]])
-        return supervised_calls_of(config, planner.policy_shape(config.model, CONFIG, chips)).calls
+        config = kind.load(CONFIGS / "supervised" / f"{name}.yaml", [*MODEL, *sizes, *RUNS[name][0]])
+        return of_other(kind, config, planner.policy_shape(config.model, CONFIG, chips)).calls
     config = recipes.load(RECIPE, [*MODEL, *SIZES, "train.eval_limit=3", *sizes, *RUNS[name][0]])
     return calls_of(config, planner.policy_shape(config.model, CONFIG, chips), read_shape=lambda path: CONFIG).calls
 
@@ -81,8 +80,10 @@ def taken(name):
     return {what: call for what, call in calls(name).items() if what in RUNS[name][1] or what not in EVERY}
 
 
-def test_every_program_that_the_planner_knows_is_exported():
-    known = {*plan_report.PROGRAMS, *plan_report.CRITIC_PROGRAMS, *plan_report.VARIANT_PROGRAMS}
+def test_the_programs_of_every_kind_are_exported():
+    more = """critic, critic update, teacher, rollout phase, greedy, score with entropy, covariance mask, influence,
+        true answers, reference refresh, evaluation reshard"""
+    known = {*EVERY, *(name.strip() for name in more.split(","))}
     assert {what for name in RUNS for what in taken(name)} == known
 
 

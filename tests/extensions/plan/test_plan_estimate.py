@@ -28,20 +28,20 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_memory_is_within_a_quarter_of_the_compilers(name):
+def test_memory_is_about_the_compilers(name):
     """And the bytes that have to be moved are not many more than those that the compiled program moves."""
     topology, programs = COMPILED[name]
     found = plan_estimate.of_recipe(recipes.load(PODS / f"{name}.yaml"), plan_chips.parse(topology))
     for program in found.programs:
         if program.name in programs:
             gib, seconds = programs[program.name]
-            assert program.total + program.resident == pytest.approx(gib, rel=0.25)
+            assert program.total + program.resident == pytest.approx(gib, rel=0.15)
             assert program.seconds["HBM"] <= 1.05 * seconds
             if program.name == "rollout":
                 assert program.seconds["HBM"] > seconds / 2
 
 
-def test_memory_of_a_mixture_is_within_a_quarter_of_the_compilers():
+def test_memory_of_a_mixture_is_about_the_compilers():
     """Qwen3-30B-A3B, compiled in full (jax 0.10.2, libtpu 0.0.52, 2026-11-26)."""
     changes = ["model.path=Qwen3-30B-A3B", "mesh.tensor=4", "train.microbatches=4"]
     config = recipes.load(PODS / "v5p-2x4x4_qwen3-8b.yaml", changes)

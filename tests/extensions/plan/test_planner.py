@@ -17,6 +17,7 @@ from grpojax.cli import main as cli
 from grpojax.extensions.plan import plan_chips, plan_compile, plan_report, planner
 from grpojax.extensions.plan.cli import plan
 from grpojax.extensions.plan.hlo import Traffic
+from grpojax.extensions.plan.plan_calls import Call, calls_of, of_other
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, dispatch, flops
@@ -24,13 +25,11 @@ from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import ModelConfig
 from grpojax.models.decoder_config import Experts
 from grpojax.programs import packing
-from grpojax.programs.calls import Call
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy_update import policy_objective
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.programs.update import make_update
 from grpojax.run import recipe as recipes
-from grpojax.run.calls import calls_of
 from grpojax.types import PerToken, Prompts, TrainBatch
 
 CONFIG = DecoderConfig(
@@ -267,13 +266,13 @@ def test_a_critic_is_in_the_programs_and_the_memory(critic, read, own):
         ("xrpo", ["rollout.sample_allocation={probe: 1, phases: 3}"], ["rollout", "rollout phase"]),
         ("nthr", [], ["rollout", "influence"]),
         ("gt_likelihood", [], ["rollout", "true answers"]),
-        ("clip_cov", ["train.ppo_epochs=2"], ["covariance mask", "rollout"]),
-        ("gtpo", [], ["score with entropy", "rollout"]),
+        ("clip_cov", ["train.ppo_epochs=2"], ["rollout", "covariance mask"]),
+        ("gtpo", [], ["rollout", "score with entropy"]),
         ("{name: grpo, kl_coef: 0.1}", ["train.reference_every=3"], ["rollout", "reference refresh"]),
     ],
 )
 def test_a_variants_own_programs_are_those_that_its_run_calls(variant, more, names):
-    """By name; `tests/run/test_calls.py` has the shapes."""
+    """By name; `tests/run/test_run_calls.py` has the shapes."""
     calls, _ = calls_with(
         "data.validation=builtin:arithmetic/test.jsonl", "train.eval_limit=8", f"variant={variant}", *more
     )
@@ -293,7 +292,9 @@ def test_what_reads_rows_of_minibatches_is_there_for_both_of_their_sizes():
         for name in ("update", "score", "reference score", "critic", "critic update")
     }
     rows = {
-        name: getattr(call.args[-1], "rows", call.args[-1]).tokens.shape for name, call in calls.items() if call.ragged
+        name: getattr(call.args[-1], "rows", call.args[-1]).tokens.shape
+        for name, call in calls.items()
+        if f"ragged {name}" in calls or name.startswith("ragged ")
     }
     assert len({shape for name, shape in rows.items() if name.startswith("ragged ")}) == 1
     assert rows["ragged score"] != rows["score"]
@@ -313,15 +314,14 @@ def test_a_teacher_is_in_the_programs_and_the_memory():
 
 
 def test_a_supervised_recipe_has_its_update_and_scores():
-    from grpojax.extensions.supervised import finetune_recipe
-    from grpojax.extensions.supervised.calls import calls_of as supervised_calls_of
+    from grpojax.extensions.supervised import dry
 
     folder = Path(__file__).parents[3] / "configs" / "supervised"
     more = ["train.microbatches=2", "model.path=builtin:tiny"]
-    sft = finetune_recipe.load_sft(folder / "sft.yaml", more)
-    dpo = finetune_recipe.load_dpo(folder / "dpo.yaml", more)
-    for config, names, shape in ((sft, ["update"], (2, 8, 8, 48)), (dpo, ["update", "score"], (2, 8, 4, 512))):
-        calls, state = supervised_calls_of(config, on_chips(config))
+    cases = (dry.SFT, "sft", ["update"], (2, 8, 8, 48)), (dry.DPO, "dpo", ["update", "score"], (2, 8, 4, 512))
+    for kind, name, names, shape in cases:
+        config = kind.load(folder / f"{name}.yaml", more)
+        calls, state = of_other(kind, config, on_chips(config))
         assert list(calls) == names
         assert sum(planner.kept(state).values()) == plan_compile.per_chip(calls["update"].own)
         part = calls["update"].args[2]
@@ -329,8 +329,8 @@ def test_a_supervised_recipe_has_its_update_and_scores():
         for call in calls.values():
             call.program.trace(*call.args)
     with pytest.raises(UserError, match="train.batch_size=16 does not divide over 8.*multiple of 24"):
-        odd = finetune_recipe.load_sft(folder / "sft.yaml", ["train.microbatches=3"])
-        supervised_calls_of(odd, on_chips(odd))
+        odd = dry.SFT.load(folder / "sft.yaml", ["train.microbatches=3"])
+        of_other(dry.SFT, odd, on_chips(odd))
 
 
 @pytest.mark.exhaustive("extensions/plan/test_planner.py::test_a_critic_is_in_the_programs_and_the_memory")
@@ -431,7 +431,7 @@ def test_a_program_that_does_not_fit_is_reported():
     v5e, run = [types.SimpleNamespace(device_kind="TPU v5 lite")], {"weights": 2 * GIB, "optimiser": 4 * GIB}
 
     def compile_it(message):
-        call = Call(Refused(message), (), ())
+        call = Call(program=Refused(message), args=())
         return plan_compile.compile_program("update", call, run=run, compute_s=1.0, devices=v5e)
 
     report = compile_it(message)
@@ -528,8 +528,9 @@ def test_the_flops_of_a_program():
     assert kept["update"] == pytest.approx(3 * part + logits)
     taught = counted("variant={name: distill, teacher: another}", read_shape=lambda path: c)
     assert taught["teacher"] == taught["score"] == got["score"] and taught["update"] == got["update"]
-    late = counted("variant=nthr", "rollout.group=8")  # four groups at a time, one of each device
-    assert late["influence"] == pytest.approx(flops.forward_flops(c, [32] * 4, [[10] * 8] * 4))
+    # Four groups at a time, one of each device, each in two halves that read its prompt.
+    late = counted("variant=nthr", "rollout.group=8")
+    assert late["influence"] == pytest.approx(flops.forward_flops(c, [32] * 8, [[10] * 4] * 8))
     weights = 2 * (flops.matmul_weights(c) + c.vocab_size * c.hidden_size)
     keys = 4 * c.num_layers * c.num_kv_heads * c.head_dim  # a token's, with its values, in bfloat16
     read = weights + (32 + 4 * 10) * keys  # one prompt a chip, four slots, and the whole ring of each

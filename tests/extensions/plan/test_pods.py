@@ -51,7 +51,7 @@ import sys
 from grpojax.run import recipe
 from grpojax.extensions.plan import planner
 path, topology, programs = sys.argv[1:]
-reports = planner.plan(recipe.load(path), topology=topology, layers=1, programs=programs.split(","))
+reports = planner.plan(recipe.load(path), topology=topology, layers=1, programs=programs.split(",")).reports
 print(*(r.name for r in reports if r.fits))
 """
 
@@ -80,7 +80,7 @@ import sys
 from grpojax.run import recipe
 from grpojax.extensions.plan import planner
 path, topology, *overrides = sys.argv[1:]
-(update,) = planner.plan(recipe.load(path, overrides), topology=topology, layers=2, programs=["update"])
+(update,) = planner.plan(recipe.load(path, overrides), topology=topology, layers=2, programs=["update"]).reports
 print(update.links["ICI"].total)
 """
 

@@ -18,6 +18,7 @@ from grpojax.models import Compute
 from grpojax.models.weight_table import shardings
 from grpojax.programs import optimizer as opt
 from grpojax.programs import packing, state
+from grpojax.programs.policy import PolicyShape, Sampling
 from grpojax.programs.update import make_update, update_program
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
@@ -175,5 +176,7 @@ def test_the_loss_and_its_gradient_are_transformers(tmp_path):
 
 def test_update_and_scores_have_the_options_for_xla(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
-    options, made = quick_options(), programs.make_supervised_programs(None, Compute(), lambda *given: None, SGD, 10)
+    compute, nothing = Compute(), lambda *given: None
+    shape = PolicyShape(config=CONFIG, graph=None, compute=compute, sampling=Sampling(None, compute))
+    options, made = quick_options(), programs.make_supervised_programs(shape, nothing, SGD, 10)
     assert options is not None and (made.score.options, made.update.options) == (options, options)

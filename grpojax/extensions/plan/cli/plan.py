@@ -93,12 +93,13 @@ def _compiled(args: argparse.Namespace, config: Any, target: Any) -> int:
     from grpojax.extensions.plan import plan_report, plan_run, plan_shapes, planner
 
     model = plan_shapes.shape_of(config.model.path, args.layers)
-    reports = planner.plan(config, topology=target.topology, slices=args.slices, model=model, layers=args.layers)
+    how = {"topology": target.topology, "slices": args.slices}
+    calls, reports = planner.plan(config, model=model, layers=args.layers, **how)
     print(plan_report.format_table(reports))
     _tell_layers(args)
     fits = all(r.fits for r in reports)
     if fits:
-        print(plan_run.format_bound(plan_run.bound(config, reports, target.chips)))
+        print(plan_run.format_bound(plan_run.bound(config, calls, reports, target.chips)))
     else:
         _tell_split(config, target, model)
     _tell_longest(config, target, model)
