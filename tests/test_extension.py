@@ -140,6 +140,8 @@ ARITHMETIC = [f"data.{part}=builtin:arithmetic/{file}.jsonl" for part, file in (
         ("rollout.ahead=1", "rollout.ahead: no extension"),
         ("rollout.overlap=0.25", "rollout.overlap: no extension"),
         ("rollout.curriculum={}", "rollout.curriculum: no extension"),
+        ("rollout.sample_allocation={}", "rollout.sample_allocation: no extension"),
+        ("critic.warmup_steps=1", "critic: no extension"),
         ("environment.name=calculator", "environment: no extension"),
         ("rewards=[{name: reasoning_gym}]", "reward 'reasoning_gym' is unknown"),
         ("data.train={path: 'reasoning:sums', options: {size: 8}}", "options={'size': 8} are for generated problems"),

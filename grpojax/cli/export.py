@@ -86,10 +86,10 @@ def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     """The sections that reading the weights needs, built and as plain data. The recipe may be an older version's."""
     import dataclasses
 
+    from grpojax import extension
     from grpojax.host import files, settings
     from grpojax.models import ModelConfig
     from grpojax.models.hf.folder import read_json
-    from grpojax.run.sections import CriticConfig
     from grpojax.sharding import MeshConfig
 
     for text in overrides:
@@ -100,7 +100,7 @@ def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     if not file.is_file():
         raise UserError(f"{run_dir} is no run directory: it has no config.json")
     tree, origins = settings.override(read_json(file), overrides)  # pyrefly: ignore
-    fields = [("model", ModelConfig), ("mesh", MeshConfig), ("critic", CriticConfig | None)]
+    fields = [("model", ModelConfig), ("mesh", MeshConfig), ("critic", extension.section("critic") | None)]
     sections = dataclasses.make_dataclass("Sections", fields, frozen=True)
     tree = {"model": tree.get("model", {}), "mesh": tree.get("mesh", {}), "critic": tree.get("critic")}
     return settings.build(sections, tree, origins), tree

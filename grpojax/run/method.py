@@ -19,7 +19,7 @@ from grpojax.records.methods import differences as differences  # next to `descr
 from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run import exclusions, parts
 from grpojax.run.exclusions import Older, Resolved
-from grpojax.run.sections import AllocationConfig, FilterConfig, RetireConfig, RolloutConfig, TrainConfig
+from grpojax.run.sections import FilterConfig, RetireConfig, RolloutConfig, TrainConfig
 
 # Needs that every run supplies; the rest of `variants.NEEDS` are of extensions.
 WITH_SAMPLES = ("culling", "entropy")
@@ -44,7 +44,7 @@ class Method:
     rewards: RewardsConfig
     filter: FilterConfig | None
     retire: RetireConfig | None
-    plan: AllocationConfig | None
+    plan: Any
     deciding: str
     older: bool = False
 
@@ -266,28 +266,12 @@ def _retire(given: RetireConfig | None, variant: variants.Variant, chosen: Filte
     return dataclasses.replace(given, share=share, success=success)
 
 
-def _plan(rollout: RolloutConfig, variant: variants.Variant) -> AllocationConfig | None:
+def _plan(rollout: RolloutConfig, variant: variants.Variant) -> Any:
     if "rollout_plan" not in variant.needs:
         return None
-    given = rollout.sample_allocation or AllocationConfig()
-    group = rollout.group
-    plan = dataclasses.replace(given, probe=given.probe or group // 2, most=given.most or 2 * group)
-    if not 1 <= plan.probe < group:
-        raise UserError(
-            f"rollout.sample_allocation.probe={plan.probe}: must be at least 1 and under rollout.group={group}"
-        )
-    if plan.most < group:
-        raise UserError(
-            f"rollout.sample_allocation.most={plan.most}: must be at least rollout.group={group}, or some "
-            "samples have no prompt"
-        )
-    rest = rollout.prompts * (group - plan.probe)
-    if rest % plan.phases:
-        raise UserError(
-            f"rollout.sample_allocation.phases={plan.phases} does not divide the {rest} samples that are left "
-            "after the probe"
-        )
-    return plan
+    asked = f"variant {variant.name!r} needs 'rollout_plan'"
+    given = rollout.sample_allocation or extension.load("sections", "rollout.sample_allocation", asked)()
+    return given.resolved(rollout.prompts, rollout.group)
 
 
 def _check(method: Method, options: Mapping[str, Any], rollout: RolloutConfig, train: TrainConfig) -> None:

@@ -17,13 +17,16 @@ from grpojax.records.metrics import TrackingConfig
 from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run import exclusions, method
 from grpojax.run.profiling import ProfileConfig
-from grpojax.run.sections import CriticConfig, FilterConfig, RolloutConfig, RunConfig, TrainConfig
+from grpojax.run.sections import FilterConfig, RolloutConfig, RunConfig, TrainConfig
 from grpojax.sharding import MeshConfig
 
 if TYPE_CHECKING:
-    EnvironmentConfig = Any
+    CriticConfig = EnvironmentConfig = Any
 else:
-    EnvironmentConfig = extension.section("environment")
+    CriticConfig, EnvironmentConfig = extension.section("critic"), extension.section("environment")
+
+# Sections that an extension brings; without it none may be given.
+OF_EXTENSIONS = ("critic", "environment", "rollout.curriculum", "rollout.sample_allocation")
 
 # Settings, or beginnings of their names, that change how a run is executed and recorded but not what it computes.
 EXECUTION = (
@@ -127,7 +130,7 @@ class Config:
     @property
     def own_critic(self) -> CriticConfig | None:
         """The critic's section, or its default where the variant has a critic; None without."""
-        return None if self.method.variant.critic is None else self.critic or CriticConfig()
+        return None if self.method.variant.critic is None else self.critic or extension.section("critic")()
 
     @functools.cached_property
     def method(self) -> method.Method:
@@ -150,8 +153,13 @@ class Config:
     @staticmethod
     def settings_of(mapping: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a recipe, or of a stored one, which has ``method`` too (`resolved`)."""
-        if mapping.get("environment") is not None:
-            extension.require("sections", "environment", "environment")
+        for key in OF_EXTENSIONS:
+            outer, _, inner = key.partition(".")
+            given = mapping.get(outer)
+            if inner:
+                given = given.get(inner) if isinstance(given, Mapping) else None
+            if given is not None:
+                extension.require("sections", key, key)
         stored = isinstance(method := mapping.get("method"), Mapping) and {"variant", "objective"} <= method.keys()
         return {key: value for key, value in mapping.items() if not (stored and key == "method")}
 

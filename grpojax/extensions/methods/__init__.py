@@ -8,6 +8,11 @@ from grpojax.extension import Names
 
 NAMES = Names(
     commands={"displacement": "grpojax.extensions.methods.cli.displacement"},
+    sections={
+        "critic": "grpojax.extensions.methods.sections:CriticConfig",
+        "rollout.curriculum": "grpojax.extensions.methods.sections:CurriculumConfig",
+        "rollout.sample_allocation": "grpojax.extensions.methods.sections:AllocationConfig",
+    },
     needs={
         "critic": "grpojax.extensions.methods.critic:Critic",
         "displacement_weights": "grpojax.extensions.methods.displacement:Displacement",

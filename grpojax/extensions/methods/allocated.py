@@ -12,12 +12,13 @@ import numpy as np
 from grpojax import allocation, data
 from grpojax.device import Program
 from grpojax.extensions.methods.exemplars import Exemplars
+from grpojax.extensions.methods.sections import AllocationConfig
 from grpojax.host.console import log
 from grpojax.host.on_host import on_host
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.run.batch import RolloutBatch, success_of
 from grpojax.run.run_state import RunState
-from grpojax.run.sections import AllocationConfig, RolloutConfig
+from grpojax.run.sections import RolloutConfig
 from grpojax.run.sources.source import InFlight, Plain
 from grpojax.types import Array, PerPrompt, Samples
 

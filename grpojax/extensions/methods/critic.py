@@ -15,6 +15,7 @@ from grpojax import losses as L
 from grpojax.device import ROWS, Program, cut, quick_options
 from grpojax.extensions.methods import critic_model as models
 from grpojax.extensions.methods.critic_update import ROLE, TRUNK, CriticModel, make_critic_score
+from grpojax.extensions.methods.sections import CriticConfig
 from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models import adapters, hf
@@ -31,7 +32,6 @@ from grpojax.run.packed_batch import PackedBatch, whole
 from grpojax.run.parts.part import LearningPart, State, Weighed, mean, read_shape
 from grpojax.run.programs import Learning, Spec
 from grpojax.run.recipe import Config
-from grpojax.run.sections import CriticConfig
 from grpojax.run.work import prompts
 from grpojax.types import Array, Tokens
 

@@ -9,10 +9,10 @@ import grain
 import numpy as np
 
 from grpojax.data.problems import Problem, Problems
+from grpojax.extensions.methods.sections import CurriculumConfig
 from grpojax.host.errors import UserError
 from grpojax.run.batch import RolloutBatch, success_of
 from grpojax.run.run_state import RunState
-from grpojax.run.sections import CurriculumConfig
 
 _APART = 1_000_003  # between the seeds of two levels
 MOST = 32  # levels

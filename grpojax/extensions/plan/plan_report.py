@@ -15,7 +15,7 @@ class ProgramReport:
     """The needs of one compiled program; sizes are GiB on each chip.
 
     Attributes:
-      name: the name of the program (`grpojax.extensions.plan.plan_calls.calls_of`), such as one of `PROGRAMS`. The prefix
+      name: of the program (`grpojax.extensions.plan.plan_calls.calls_of`), such as one of `PROGRAMS`. The prefix
         "ragged " means the same program for a batch with shorter samples.
       compile_s: seconds that tracing and compiling took here.
       error: why the compiler refused it, such as too little memory. Then all later fields are empty or NaN, except

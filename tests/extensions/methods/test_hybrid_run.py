@@ -4,11 +4,11 @@ import pytest
 from plain_decoder import FAMILIES
 
 from grpojax.extensions.methods.critic import critic_model
+from grpojax.extensions.methods.sections import CriticConfig
 from grpojax.host.errors import UserError
 from grpojax.models import Compute
 from grpojax.models import decoder as dec
 from grpojax.programs.policy import PolicyShape, Sampling
-from grpojax.run.sections import CriticConfig
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "glm4_moe"])

@@ -11,11 +11,11 @@ from runs import Trainer, numbers, start, start_together, train
 
 from grpojax import data
 from grpojax.extensions.methods.levels import Level, LevelCurriculum
+from grpojax.extensions.methods.sections import CurriculumConfig
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.run.run_state import RunState
-from grpojax.run.sections import CurriculumConfig
 
 # Level 1 is always solved, level 3 never, level 2 by one sample of two.
 REWARDS = {1: 1.0, 2: None, 3: 0.0}

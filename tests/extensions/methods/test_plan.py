@@ -7,10 +7,10 @@ import pytest
 from runs import Trainer, numbers
 
 from grpojax import allocation
+from grpojax.extensions.methods.sections import AllocationConfig
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
-from grpojax.run.sections import AllocationConfig
 
 
 def load(recipe, directory, *overrides):

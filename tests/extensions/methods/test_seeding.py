@@ -11,12 +11,13 @@ from runs import Trainer, numbers
 
 from grpojax.data import Problem, Problems
 from grpojax.extensions.methods.allocated import sampler_of
+from grpojax.extensions.methods.sections import AllocationConfig
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.run.curriculum import Curriculum
 from grpojax.run.run_state import RunState
-from grpojax.run.sections import AllocationConfig, RetireConfig
+from grpojax.run.sections import RetireConfig
 
 
 def load(recipe, directory, *overrides):
