@@ -17,48 +17,31 @@ import jax.numpy as jnp
 from grpojax import advantages as A, losses as L, variants
 from grpojax.device import Program
 from grpojax.models.weight_table import Weight, zeros
-from grpojax.programs.state import Network, init_state
-from grpojax.programs.update import Learns as How
+from grpojax.programs.state import Network
 from grpojax.run.packed_batch import whole
-from grpojax.run.parts.part import LearningPart, Part
-from grpojax.run.programs import Spec
+from grpojax.run.parts.part import Part
 
-@dataclasses.dataclass(frozen=True)
-class Table(Spec):
-    tokens: int
-
-    def make(self, learning):
-        return {"bias of tokens": Program("bias of tokens", lambda params, rows: params["bias"][rows.tokens])}
-
-    def learners(self):
-        def loss(params, frozen, part):
-            said, given = params["bias"][part.rows.tokens], part.per_token
-            return (given.weights * (said - given.advantages) ** 2).sum(), {}
-
-        nothing = lambda params, frozen, rows: ()
-        return {"mine": How(loss=loss, optimizer=optax.sgd(0.5), read=nothing)}
-
-class Learns(LearningPart):  # a number for each token, which learns what samples with it are worth
-    role, extra = "mine", {"bias": "P G T"}
+class Learns(Part):  # a number for each token, which learns what samples with it are worth
+    learns, extra = "mine", {"bias": "P G T"}
 
     @classmethod
     def warmup_steps(cls, config):
         return 1
 
-    def spec(self):
-        return Table(self.shape.config.vocab_size)
-
     def networks(self):
-        how, table = self.spec().learners()["mine"], {"bias": Weight((None,), zeros)}
-        params = {"bias": jax.ShapeDtypeStruct((self.shape.config.vocab_size,), jnp.float32)}
-        return {"mine": Network(params=params, optimizer=how.optimizer, table=table)}
+        def loss(params, frozen, part):
+            said, given = params["bias"][part.rows.tokens], part.per_token
+            return (given.weights * (said - given.advantages) ** 2).sum(), {}
 
-    def start(self, params, restored):
-        if restored is not None:
-            return {}
-        network = self.networks()["mine"]
-        bias = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), network.params)
-        return {"mine": init_state(bias, network.optimizer, self.policy.device, network.table)}
+        shape = jax.ShapeDtypeStruct((self.shape.config.vocab_size,), jnp.float32)
+        own = Network(
+            params={"bias": shape}, optimizer=optax.sgd(0.5), table={"bias": Weight((None,), zeros)},
+            loss=loss, read=lambda params, frozen, rows: (), first=lambda: {"bias": jnp.zeros(shape.shape)},
+        )
+        return {self.learns: own}
+
+    def make(self, learning):
+        return {"bias of tokens": Program("bias of tokens", lambda params, rows: params["bias"][rows.tokens])}
 
     def before(self, state, minis):
         program, device = self.programs.parts["bias of tokens"], self.policy.device
@@ -66,16 +49,11 @@ class Learns(LearningPart):  # a number for each token, which learns what sample
         return {"bias": whole(device, minis, made)}
 
 class Another(Learns):
-    role = "another"
-
-@dataclasses.dataclass(frozen=True)
-class Named(Spec):
-    def make(self, learning):
-        return {"mine": Program("update", len)}
+    learns = "another"
 
 class Update(Part):
-    def spec(self):
-        return Named()
+    def make(self, learning):
+        return {"mine": Program("update", len)}
 
 def takes_a_name():
     return variants.Variant(

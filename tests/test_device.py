@@ -252,7 +252,7 @@ def test_updates_and_scores_of_runs_have_them(monkeypatch):
     learning = programs.Learning(
         model=None, graph=None, compute=Compute(), objective=Objective(), optimizer=rule, updates=10, temperature=1.0
     )
-    made = programs.make_programs.__wrapped__(learning)
+    made = programs._make(learning, ())
     assert (made.score.options, made.update.options, made.covariance_mask.options) == (options, options, None)
 
 

@@ -5,7 +5,7 @@ One description of a network (`Network`) serves init, restore, sharding and ahea
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -22,6 +22,7 @@ from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import DECODER, WeightTable, axes_of, check_mesh, is_matrix, leaf_name, shardings
+from grpojax.programs.update import Loss, ReadPrompts
 from grpojax.types import Array, TrainState
 
 
@@ -33,11 +34,19 @@ class Network:
       params: shapes and dtypes of the weights, any pytree of `jax.ShapeDtypeStruct`.
       optimizer: the network's optimiser; None if the network is frozen.
       table: describes each weight; its moments are laid out in the same way.
+      loss, read, flops: of a network that learns with the policy, as of `grpojax.programs.update.Learns`. The loss
+        finds the policy's weights in ``frozen["policy"]``, which get no gradient from it. ``read`` of a network that
+        reads no prompts returns ``()``.
+      first: makes the weights of a new run; None if these come from elsewhere.
     """
 
     params: Any
     optimizer: optax.GradientTransformation | None = None
     table: WeightTable = dataclasses.field(default_factory=lambda: DECODER)
+    loss: Loss | None = None
+    read: ReadPrompts | None = None
+    flops: Callable[[Any, Any], float] | None = None
+    first: Callable[[], Any] | None = None
 
 
 def decoder_network(

@@ -223,7 +223,7 @@ def run_of(config: Config, policy: PolicyShape, *, read_shape: Callable[[str], D
       UserError: sizes that do not divide over the devices.
     """
     added: list[Part] = [kind(config, policy, read_shape) for kind in parts.kinds(config.method.variant).values()]
-    programs = make_programs(learning_of(config, policy, [part.spec() for part in added]))
+    programs = make_programs(learning_of(config, policy), added)
     return DryRun(config, policy, programs, added, longest_prompt=config.data.max_prompt_tokens)
 
 

@@ -23,7 +23,7 @@ from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.method import Method
 from grpojax.run.packed_batch import PackedBatch, whole
-from grpojax.run.parts.part import LearningPart, Part, Weighed
+from grpojax.run.parts.part import Part, Weighed
 from grpojax.run.programs import Programs
 from grpojax.run.sections import TrainConfig
 from grpojax.run.work import step_flops
@@ -63,7 +63,7 @@ class Learner:
         self.policy, self.programs, self.method, self.train = policy, programs, method, train
         self.parts, self.device = parts, policy.device
         # At most one: `grpojax.run.parts.kinds` refuses more.
-        self._second = next((part for part in parts if isinstance(part, LearningPart)), None)
+        self._second = next((part for part in parts if part.learns), None)
         self._warmup = 0 if self._second is None else self._second.warmup_steps(self._second.config)
         self.max_prompt_tokens = max_prompt_tokens
         self.least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
@@ -292,10 +292,10 @@ class Learner:
                 frozen["share"] = np.float32(shares[0] + (shares[1] - shares[0]) * n / count)
             given = frozen if second is None else {**frozen, **second.frozen(self.state)}
             if second is not None and learns_alone:
-                self.state[second.role], measured = call(
-                    self.programs.update_without_policy[second.role], self.state[second.role], given, mini.packed
+                self.state[second.learns], measured = call(
+                    self.programs.update_without_policy[second.learns], self.state[second.learns], given, mini.packed
                 )
-                taken.append({f"{second.role}/{name}": value for name, value in measured.items()})
+                taken.append({f"{second.learns}/{name}": value for name, value in measured.items()})
                 continue
             if self.objective.needs_covariance_mask:  # by the policy before this update
                 logps = call(self.programs.score, self.weights, mini.packed.rows).logps
@@ -306,7 +306,7 @@ class Learner:
             if second is None:
                 self.state["policy"], metrics = call(self.programs.update, self.state["policy"], given, mini.packed)
             else:  # each learns from the other as it was before this update
-                both = {role: self.state[role] for role in ("policy", second.role)}
+                both = {role: self.state[role] for role in ("policy", second.learns)}
                 both, metrics = call(self.programs.update, both, given, mini.packed)
                 self.state |= both
             taken.append(metrics)

@@ -1,13 +1,14 @@
 """All jitted functions that a run learns by, made in one place.
 
-`make_programs` is pure: its result depends only on the `Learning`, without weights and data. The trainer runs the
+`make_programs` is pure: its result depends only on shapes and settings, without weights and data. The trainer runs the
 programs, and `grpojax plan` compiles them for devices that are not there.
 """
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import optax
 
@@ -20,33 +21,27 @@ from grpojax.models.compute import Compute
 from grpojax.programs import policy_state, policy_update
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import PolicyShape
+from grpojax.programs.state import Network
 from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
 from grpojax.run import parts
 from grpojax.run.recipe import Config
 from grpojax.types import PerPrompt, Samples
 
 
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """The inputs from which a part's programs are made, and the function that makes them. This class makes none.
+class Adds(Protocol):
+    """What a part of the variant adds (`grpojax.run.parts.part.Part`)."""
 
-    A subclass is a frozen dataclass with hashable fields. `make_programs` makes the programs of equal specs only once,
-    so everything that a program depends on must be a field, or be in the `Learning`.
-    """
+    def key(self) -> Any:
+        """Parts with equal keys add the same."""
+        ...
+
+    def networks(self) -> dict[str, Network]:
+        """Networks by role."""
+        ...
 
     def make(self, learning: "Learning") -> Mapping[str, Program]:
-        """The programs that the part adds, by name.
-
-        Args:
-          learning: of the run.
-        """
-        return {}
-
-    def learners(self) -> Mapping[str, Learns]:
-        """The network that learns with the policy, by its role; empty if there is none. If both learn, its loss finds
-        the policy's weights in ``frozen["policy"]``, which get no gradient from it. If rows come in blocks, ``read``
-        must be given; for a network that reads no prompts it returns ``()``."""
-        return {}
+        """Programs by name."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +59,6 @@ class Learning:
       entropy: whether the variant reads the entropy of each token before the updates.
       balance_coef: coefficient for a policy that is a mixture of experts
         (`grpojax.programs.policy_update.policy_objective`).
-      parts: of the variant.
       adapter: the adapter that learns in place of the policy's weights.
     """
 
@@ -77,7 +71,6 @@ class Learning:
     temperature: float
     entropy: bool = False
     balance_coef: float | None = None
-    parts: tuple[Spec, ...] = ()
     adapter: AdapterConfig | None = None
 
 
@@ -107,13 +100,12 @@ class Programs:
     parts: Mapping[str, Program] = dataclasses.field(default_factory=dict)
 
 
-def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ()) -> Learning:
+def learning_of(config: Config, policy: PolicyShape) -> Learning:
     """The `Learning` of a recipe.
 
     Args:
       config: the recipe.
       policy: its shape.
-      specs: of the variant's parts (`grpojax.run.parts.part.Part.spec`).
 
     Raises:
       UserError: experts are to be balanced or their choices replayed, but the policy has none; or episodes are to be
@@ -140,14 +132,30 @@ def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ())
         temperature=config.rollout.temperature,
         entropy="entropy" in variant.needs,
         balance_coef=train.balance_coef if mixture else None,
-        parts=tuple(specs),
         adapter=config.model.adapter,
     )
 
 
-@functools.lru_cache(maxsize=4)  # a second run of the same recipe in a process traces and compiles nothing again
-def make_programs(learning: Learning) -> Programs:
-    """The programs of a run."""
+_MADE = collections.OrderedDict[Any, Programs]()  # the newest few, by what they follow from
+
+
+def make_programs(learning: Learning, added: Sequence[Adds] = ()) -> Programs:
+    """The programs of a run, with those of the variant's parts. A second run of the same recipe in a process gets the
+    same, so that it traces and compiles nothing again.
+
+    Raises:
+      UserError: two programs have the same name.
+    """
+    key = learning, *(part.key() for part in added)
+    if key not in _MADE:
+        _MADE[key] = _make(learning, added)
+    _MADE.move_to_end(key)
+    while len(_MADE) > 4:
+        _MADE.popitem(last=False)
+    return _MADE[key]
+
+
+def _make(learning: Learning, added: Sequence[Adds]) -> Programs:
     model, graph, compute, objective = learning.model, learning.graph, learning.compute, learning.objective
     scores = functools.partial(score_program, model=model, compute=compute, temperature=learning.temperature)
     how = {"temperature": learning.temperature, "entropy": True, "balance_coef": learning.balance_coef}
@@ -158,13 +166,13 @@ def make_programs(learning: Learning) -> Programs:
     policy = Learns(loss=loss, optimizer=optimizer, read=policy_update.reader(graph, compute), flops=work)
     if adapted:
         policy = policy_state.on_base(policy)
-    others, added = dict[str, Learns](), dict[str, Program]()
-    for part in learning.parts:
-        others |= part.learners()
+    others, more = dict[str, Learns](), dict[str, Program]()
+    for part in added:
+        others |= {role: learner_of(network) for role, network in part.networks().items() if network.loss is not None}
         made = part.make(learning)
-        if twice := added.keys() & made.keys():
+        if twice := more.keys() & made.keys():
             raise UserError(f"two parts of the variant bring a program {min(twice)!r}: give one of them another name")
-        added |= made
+        more |= made
     score, mask = scores("score", graph), policy_update.make_covariance_mask(objective)
     made = Programs(
         optimizer=optimizer,
@@ -175,12 +183,18 @@ def make_programs(learning: Learning) -> Programs:
         update_without_policy={
             role: update_of(f"{role} update", {role: learns}, compute) for role, learns in others.items()
         },
-        parts=added,
+        parts=more,
     )
     own = [p.name for p in (made.update, made.score, made.score_policy, *made.update_without_policy.values())]
-    if taken := next((program.name for program in added.values() if program.name in own), None):
+    if taken := next((program.name for program in more.values() if program.name in own), None):
         raise UserError(f"a part of the variant brings a program {taken!r}, which there is: give it another name")
     return made
+
+
+def learner_of(network: Network) -> Learns:
+    """How a network with a loss learns."""
+    assert network.loss is not None and network.optimizer is not None, "it has a loss"
+    return Learns(loss=network.loss, optimizer=network.optimizer, read=network.read, flops=network.flops)
 
 
 def update_of(name: str, learners: Mapping[str, Learns], compute: Compute) -> Program:

@@ -168,10 +168,9 @@ class Trainer(Task):
     def _open(self, held: contextlib.ExitStack) -> None:
         """The run's state, new or restored."""
         config, shape, longest = self.config, self.policy.shape, _longest_prompt(self.config, self.problems)
-        specs = [part.spec() for part in self.parts]
-        learning = learning_of(config, shape, specs)
+        learning = learning_of(config, shape)
         checks.warm_up(config.optimizer, learning.updates)
-        programs = make_programs(learning)
+        programs = make_programs(learning, self.parts)
         # Not earlier: until here a recipe may be refused.
         added = [kind(config, shape) for kind in parts.kinds(config.method.variant).values()]
         calls = learner_calls(config, shape, programs, added, longest_prompt=longest)

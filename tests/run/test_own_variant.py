@@ -98,8 +98,14 @@ def test_it_may_bring_a_network_that_learns_beside_the_policy(module, recipe, tm
 
 
 @dataclasses.dataclass(frozen=True)
-class Same(programs.Spec):
+class Same:
     number: int
+
+    def key(self):
+        return self.number
+
+    def networks(self):
+        return {}
 
     def make(self, learning):
         return {"same": len}
@@ -108,10 +114,10 @@ class Same(programs.Spec):
 def test_its_programs_have_names_of_their_own(module):
     learning = programs.Learning(
         model=None, graph=None, compute=Compute(), objective=L.Objective(), updates=10, temperature=1.0,
-        optimizer=OptimizerConfig(learning_rate=1e-3), parts=(Same(1), Same(2)),
+        optimizer=OptimizerConfig(learning_rate=1e-3),
     )  # fmt: skip
     with pytest.raises(UserError, match="two parts of the variant bring a program 'same'"):
-        programs.make_programs(learning)
+        programs.make_programs(learning, [Same(1), Same(2)])
     config = load(f"{module}:takes_a_name")
     shape = Policy(config.model, config.mesh, jax.devices()[:1]).load().shape
     with pytest.raises(UserError, match="brings a program 'update', which there is"):

@@ -21,16 +21,15 @@ from grpojax.host.errors import UserError
 from grpojax.models import adapters, hf
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.programs import policy_state
-from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.optimizer import make_optimizer
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, abstract_state, init_state
-from grpojax.programs.update import Learns
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
-from grpojax.run.parts.part import LearningPart, State, Weighed, mean, read_shape
-from grpojax.run.programs import Learning, Spec
+from grpojax.run.parts.part import Part, State, Weighed, mean, read_shape
+from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
 from grpojax.run.work import prompts
 from grpojax.types import Array, Tokens
@@ -60,25 +59,7 @@ def _check_kinds(read: DecoderConfig, layers: int) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Programs(Spec):
-    """The programs of this critic. Its optimizer's schedule is stretched over this number of updates."""
-
-    model: CriticModel
-    optimizer: OptimizerConfig
-    updates: int | None
-
-    def make(self, learning: Learning) -> Mapping[str, Program]:
-        """``(params, frozen, rows) -> [M, B, R, S]``, its outputs."""
-        compute, work = learning.compute, functools.partial(models.forward_flops, self.model.config)
-        how = {"out": cut(compute.mesh, ROWS), "options": quick_options(compute.platform), "flops": work}
-        return {ROLE: Program(ROLE, make_critic_score(self.model), **how)}
-
-    def learners(self) -> Mapping[str, Learns]:
-        return {ROLE: self.model.learns(make_optimizer(self.optimizer, self.updates, models.CRITIC))}
-
-
-class Critic(LearningPart):
+class Critic(Part):
     """A network that learns with the policy and gives a signal for every token.
 
     Raises:
@@ -88,7 +69,7 @@ class Critic(LearningPart):
       model: its description.
     """
 
-    role = ROLE
+    learns = ROLE
     passes = 1
 
     @staticmethod
@@ -122,15 +103,22 @@ class Critic(LearningPart):
         self.section, self.rule = section, rule
         self.model = critic_model(section, shape, rule)
 
-    def spec(self) -> Spec:
-        return _Programs(self.model, self.section.optimizer, self.config.train.updates)
-
     @functools.cached_property
     def _optimizer(self) -> optax.GradientTransformation:
-        return self.spec().learners()[ROLE].optimizer
+        return make_optimizer(self.section.optimizer, self.config.train.updates, models.CRITIC)
 
     def networks(self) -> dict[str, Network]:
         return self.model.networks(self._optimizer)
+
+    def make(self, learning: Learning) -> Mapping[str, Program]:
+        """``(params, frozen, rows) -> [M, B, R, S]``, its outputs."""
+        compute, work = learning.compute, functools.partial(models.forward_flops, self.model.config)
+        how = {"out": cut(compute.mesh, ROWS), "options": quick_options(compute.platform), "flops": work}
+        return {ROLE: Program(ROLE, make_critic_score(self.model), **how)}
+
+    def key(self) -> Any:
+        """With its description."""
+        return *super().key(), self.model
 
     def load(self, policy: Policy) -> None:
         section, config = self.section, self.config

@@ -21,7 +21,7 @@ from grpojax.programs import blocks
 from grpojax.programs.packing import Packed
 from grpojax.programs.policy_state import BASE
 from grpojax.programs.state import Network
-from grpojax.programs.update import Learns, Metrics
+from grpojax.programs.update import Metrics
 from grpojax.types import PerPrompt, Samples, Scalar
 
 # The roles: the part that learns, and the frozen trunk if only the head learns.
@@ -56,17 +56,16 @@ class CriticModel:
     def networks(self, optimizer: optax.GradientTransformation | None) -> dict[str, Network]:
         """The critic's networks by role; raises `UserError` if a weight does not divide over the mesh."""
         check_mesh(self.config, self.compute.mesh)
-        params = models.abstract(self.config)[1]
+        learns = {"table": models.CRITIC, "loss": self.objective, "read": self.read, "flops": self.update_flops}
         head = jax.ShapeDtypeStruct((self.config.hidden_size,), "float32")
         if self.adapter is not None:
             factors = {} if self.frozen else adapters.abstract(self.adapter, self.config)
-            return {ROLE: Network(params={**factors, "token_head": head}, optimizer=optimizer, table=models.CRITIC)}
-        if not self.frozen:
-            return {ROLE: Network(params=params, optimizer=optimizer, table=models.CRITIC)}
-        return {
-            ROLE: Network(params={"token_head": head}, optimizer=optimizer, table=models.CRITIC),
-            TRUNK: Network(params=dec.abstract(self.config)[1]),
-        }
+            params, others = {**factors, "token_head": head}, {}
+        elif self.frozen:
+            params, others = {"token_head": head}, {TRUNK: Network(params=dec.abstract(self.config)[1])}
+        else:
+            params, others = models.abstract(self.config)[1], {}
+        return {ROLE: Network(params=params, optimizer=optimizer, **learns), **others}
 
     def weights(self, trunk: Any, head: Any) -> tuple[Any, dict[str, Any]]:
         """``(params, frozen)``: the weights that learn, and frozen weights by role. Takes both arguments over."""
@@ -101,10 +100,6 @@ class CriticModel:
         outputs = self.outputs(params, frozen, part.rows)
         with jax.named_scope("critic_loss"):
             return self.loss(outputs, part.per_token)
-
-    def learns(self, optimizer: optax.GradientTransformation) -> Learns:
-        """How the critic learns, for `grpojax.programs.update.make_joint_update`."""
-        return Learns(loss=self.objective, optimizer=optimizer, read=self.read, flops=self.update_flops)
 
     def update_flops(self, prompts: PerPrompt, samples: Samples) -> float:
         """FLOPs of an update from prompts and samples with these numbers of tokens."""

@@ -1,6 +1,5 @@
 """The teacher of a run: a frozen model. The policy learns from its log-probs of the policy's own tokens."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,26 +14,13 @@ from grpojax.programs.state import Network, decoder_network, split
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
 from grpojax.run.parts.part import Part, State, Weighed, mean, read_shape
-from grpojax.run.programs import Learning, Spec, score_program
+from grpojax.run.programs import Learning, score_program
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
 from grpojax.types import Array, Tokens
 from grpojax.variants import Variant
 
 ROLE = "teacher"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Score(Spec):
-    """The scoring program of a teacher with this config and graph definition."""
-
-    model: DecoderConfig
-    graph: Any
-
-    def make(self, learning: Learning) -> Mapping[str, Program]:
-        """``(params, rows) -> Scores``."""
-        how = {"model": self.model, "compute": learning.compute, "temperature": learning.temperature}
-        return {ROLE: score_program(ROLE, self.graph, **how)}
 
 
 class Teacher(Part):
@@ -71,11 +57,17 @@ class Teacher(Part):
             raise UserError(f"variant.teacher={self.variant.options['teacher']!r}: {e}") from None
         self.graph, _ = decoder_network(self.model, None)
 
-    def spec(self) -> Spec:
-        return _Score(self.model, self.graph)
-
     def networks(self) -> dict[str, Network]:
         return {ROLE: decoder_network(self.model, None, self.shape.mesh)[1]}
+
+    def make(self, learning: Learning) -> Mapping[str, Program]:
+        """``(params, rows) -> Scores``."""
+        how = {"model": self.model, "compute": learning.compute, "temperature": learning.temperature}
+        return {ROLE: score_program(ROLE, self.graph, **how)}
+
+    def key(self) -> Any:
+        """With its shape."""
+        return *super().key(), self.model
 
     def load(self, policy: Policy) -> None:
         path, config = self.variant.options["teacher"], self.config

@@ -15,13 +15,12 @@ from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.models import flops
 from grpojax.programs import policy_state
-from grpojax.programs.policy import PolicyShape
 from grpojax.rewards.answers import extract
 from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import room
 from grpojax.run.parts.part import Part, State
-from grpojax.run.programs import Learning, Spec, score_program
+from grpojax.run.programs import Learning, score_program
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
 PROGRAM = "true answers"
@@ -280,18 +279,6 @@ class _Found(NamedTuple):
     metrics: dict[str, float]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Score(Spec):
-    """The scoring program of a policy of this shape."""
-
-    shape: PolicyShape
-
-    def make(self, learning: Learning) -> Mapping[str, Program]:
-        """``(params, rows) -> Scores``."""
-        how = {"model": self.shape.config, "compute": learning.compute, "temperature": learning.temperature}
-        return {PROGRAM: score_program(PROGRAM, self.shape.graph, **how)}
-
-
 class TrueAnswers(Part):
     """The likelihood of the true answer after each sample's reasoning. With ``train_on=spliced``, the policy learns
     from that text in place of the drawn one."""
@@ -304,8 +291,10 @@ class TrueAnswers(Part):
     def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
         return {"likelihood": some("P G")}
 
-    def spec(self) -> Spec:
-        return _Score(self.shape)
+    def make(self, learning: Learning) -> Mapping[str, Program]:
+        """``(params, rows) -> Scores``."""
+        how = {"model": learning.model, "compute": learning.compute, "temperature": learning.temperature}
+        return {PROGRAM: score_program(PROGRAM, learning.graph, **how)}
 
     def replace(self, state: State, batch: RolloutBatch) -> RolloutBatch:
         """The batch with the true answers spliced into the samples that are scored by their likelihood. It waits for

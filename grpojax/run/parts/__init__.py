@@ -36,7 +36,7 @@ def kinds(variant: Variant) -> dict[str, Any]:
     for need in of_extensions:
         loaded[need] = extension.load("needs", need, f"variant {variant.name!r} needs {need!r}")
     loaded |= {need: _load(need) for need in variant.needs if is_path(need)}
-    learning = [name for name, kind in loaded.items() if hasattr(kind, "role")]  # each is a `LearningPart`
+    learning = [name for name, kind in loaded.items() if kind.learns]
     if len(learning) > 1:
         raise UserError(
             f"variant {variant.name!r}: {learning[0]!r} and {learning[1]!r} each bring a network that learns, and only "
@@ -47,8 +47,7 @@ def kinds(variant: Variant) -> dict[str, Any]:
 
 def warmup_steps(config: Any) -> int:
     """The number of first steps in which the policy does not learn, in a run of a `grpojax.run.recipe.Config`."""
-    learning = (kind for kind in kinds(config.method.variant).values() if hasattr(kind, "role"))
-    return sum(kind.warmup_steps(config) for kind in learning)
+    return sum(kind.warmup_steps(config) for kind in kinds(config.method.variant).values())
 
 
 def signals_of(given: Mapping[str, Any]) -> Signals:

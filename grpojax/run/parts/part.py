@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from grpojax import data
+from grpojax.device import Program
 from grpojax.models import DecoderConfig, hf
 from grpojax.programs.policy import Policy, PolicyShape
-from grpojax.programs.state import Network
+from grpojax.programs.state import Network, init_state
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch
-from grpojax.run.programs import Programs, Spec
+from grpojax.run.programs import Learning, Programs
 from grpojax.run.recipe import Config
 from grpojax.types import Array, PerPrompt, Samples, Tokens
 from grpojax.variants import Variant
@@ -73,12 +74,16 @@ class Part:
       extra: its signals that are no fields of `grpojax.advantages.Signals`: name to axes, "P", "P G" or "P G T". The
         variant reads it in ``signals.extra``.
       reads_gold: whether every problem must have its true answer.
+      learns: the role of a network that learns with the policy, in one program with it
+        (`grpojax.programs.update.make_joint_update`); empty for none. `networks` has its loss. Of a variant's parts one
+        may have such a network.
       passes: how often the part scores a batch before its updates.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[Mapping[str, str]] = {}
     reads_gold: ClassVar[bool] = False
+    learns: ClassVar[str] = ""
     passes = 0
 
     # From a recipe, before there is a model.
@@ -102,19 +107,33 @@ class Part:
         """The fields of `grpojax.types.PerToken` that it sets in the rows, in `before` or `weigh`."""
         return ()
 
+    @classmethod
+    def warmup_steps(cls, config: Config) -> int:
+        """Number of steps at the start of a run in which only its network learns, and the policy does not."""
+        return 0
+
     # From shapes, without weights and data.
 
     def __init__(self, config: Config, shape: PolicyShape, read_shape: Callable[[str], DecoderConfig] = read_shape):
         self.config, self.shape, self.read_shape = config, shape, read_shape
         self.method, self.variant = config.method, config.method.variant
 
-    def spec(self) -> Spec:
-        """The `Spec` of the programs that it adds."""
-        return Spec()
-
     def networks(self) -> dict[str, Network]:
         """The networks that it adds to the run's state, by role."""
         return {}
+
+    def make(self, learning: Learning) -> Mapping[str, Program]:
+        """The programs that it adds, by name.
+
+        Args:
+          learning: what the run's own programs are made from.
+        """
+        return {}
+
+    def key(self) -> Any:
+        """What its programs and networks follow from besides the `Learning`. They are made once for equal keys."""
+        told = ("model", "variant", "critic", "rollout", "train")
+        return type(self), self.shape, *(repr(getattr(self.config, section)) for section in told)
 
     # Once a run.
 
@@ -136,15 +155,28 @@ class Part:
         return tuple(self.networks())
 
     def start(self, params: Any, restored: State | None) -> dict[str, Any]:
-        """The state that it adds, by role, without the restored part.
+        """The state that it adds, by role, without the restored part: by default networks with weights of their own
+        (`grpojax.programs.state.Network.first`).
 
         Args:
           params: the policy's weights.
           restored: the state of a checkpoint; None in a new run.
         """
-        return {}
+        started = dict[str, Any]()
+        for role, network in self.networks().items():
+            if network.first is None or role in (restored or {}):
+                continue
+            started[role] = network.first()
+            if network.optimizer is not None:
+                device = self.policy.device
+                started[role] = init_state(started[role], network.optimizer, device, network.table)
+        return started
 
     # Once a step.
+
+    def frozen(self, state: State) -> dict[str, Any]:
+        """What its loss reads of the state and does not change, by role."""
+        return {}
 
     def replace(self, state: State, batch: RolloutBatch) -> RolloutBatch:
         """The samples as they are learned from."""
@@ -186,29 +218,6 @@ class Part:
     def warning(self, done: int) -> str | None:
         """A warning for the user of a run that ended after ``done`` steps; None for none."""
         return None
-
-
-class LearningPart(Part):
-    """A part with a network that learns with the policy, in one program with it (`make_joint_update`). A variant has
-    one at most.
-
-    Its `spec` has the network in ``learners``, under its role; `networks` has it with the same optimizer. In the first
-    `warmup_steps` only this network learns.
-
-    Attributes:
-      role: name of the network in the run's state.
-    """
-
-    role: ClassVar[str]
-
-    @classmethod
-    def warmup_steps(cls, config: Config) -> int:
-        """Number of steps at the start of a run in which the policy does not learn."""
-        return 0
-
-    def frozen(self, state: State) -> dict[str, Any]:
-        """The state that its loss reads and does not change, by role."""
-        return {}
 
 
 def mean(values: np.ndarray) -> float:

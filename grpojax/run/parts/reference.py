@@ -14,21 +14,13 @@ from grpojax.programs.state import Network, decoder_network, make_frozen_copy, r
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
 from grpojax.run.parts.part import Part, State, read_shape
-from grpojax.run.programs import Learning, Spec
+from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
 from grpojax.types import Tokens
 from grpojax.variants import Variant
 
 ROLE = "reference"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Refresh(Spec):
-    def make(self, learning: Learning) -> Mapping[str, Program]:
-        """``(reference, params, mix) -> reference``."""
-        out = None if learning.compute.mesh is None else lambda reference, *given: places(reference)
-        return {"reference refresh": Program("reference refresh", refreshed, out=out)}
 
 
 class Reference(Part):
@@ -63,8 +55,10 @@ class Reference(Part):
         """Number of steps between refreshes; 0 for none."""
         return self.config.train.reference_every
 
-    def spec(self) -> Spec:
-        return _Refresh()
+    def make(self, learning: Learning) -> Mapping[str, Program]:
+        """``(reference, params, mix) -> reference``."""
+        out = None if learning.compute.mesh is None else lambda reference, *given: places(reference)
+        return {"reference refresh": Program("reference refresh", refreshed, out=out)}
 
     def networks(self) -> dict[str, Network]:
         if self.role != ROLE:

@@ -19,6 +19,7 @@ from grpojax.models.weight_table import shardings
 from grpojax.programs import packing, policy_update
 from grpojax.programs.state import init_state
 from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
+from grpojax.run.programs import learner_of
 from grpojax.types import PerToken
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
@@ -156,7 +157,10 @@ def train(sizes, *, frozen=False, updates=2, microbatches=1):
         "critic": init_state(params, rules["critic"], Real(mesh), critic_model.CRITIC),
     }
     loss = policy_update.policy_objective(graph, losses.Objective(), compute)
-    learners = {"policy": Learns(loss=loss, optimizer=rules["policy"]), "critic": model.learns(rules["critic"])}
+    learners = {
+        "policy": Learns(loss=loss, optimizer=rules["policy"]),
+        "critic": learner_of(model.networks(rules["critic"])["critic"]),
+    }
     step = update_program("update", make_joint_update(learners), compute)
     metrics = {}
     for i in range(updates):
