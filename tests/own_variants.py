@@ -15,11 +15,7 @@ import dataclasses
 import jax, optax
 import jax.numpy as jnp
 from grpojax import advantages as A, losses as L, variants
-from grpojax.device import Program
-from grpojax.models.weight_table import Weight, zeros
-from grpojax.programs.state import Network
-from grpojax.run.packed_batch import whole
-from grpojax.run.parts.part import Part
+from grpojax.run.parts.part import Network, Part, Program, Weight, zeros
 
 class Learns(Part):  # a number for each token, which learns what samples with it are worth
     learns, extra = "mine", {"bias": "P G T"}
@@ -44,9 +40,8 @@ class Learns(Part):  # a number for each token, which learns what samples with i
         return {"bias of tokens": Program("bias of tokens", lambda params, rows: params["bias"][rows.tokens])}
 
     def before(self, state, minis):
-        program, device = self.programs.parts["bias of tokens"], self.policy.device
-        made = [device.call(program, state["mine"].params, m.packed.rows) for m in minis]
-        return {"bias": whole(device, minis, made)}
+        said = self.on_rows(self.programs.parts["bias of tokens"], minis, state["mine"].params)
+        return {"bias": self.whole(minis, said)}
 
 class Another(Learns):
     learns = "another"

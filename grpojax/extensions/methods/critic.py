@@ -27,7 +27,7 @@ from grpojax.programs.state import Network, abstract_state, init_state
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.packed_batch import PackedBatch, whole
+from grpojax.run.packed_batch import PackedBatch
 from grpojax.run.parts.part import Part, State, Weighed, mean, read_shape
 from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
@@ -165,12 +165,11 @@ class Critic(Part):
         return {TRUNK: state[TRUNK]} if TRUNK in state else {}
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        params, trunk, device = state[ROLE].params, self.frozen(state), self.policy.device
-        outputs = [device.call(self.programs.parts[ROLE], params, trunk, m.packed.rows) for m in minis]
+        outputs = self.on_rows(self.programs.parts[ROLE], minis, state[ROLE].params, self.frozen(state))
         if self.rule.loss.needs_outputs:
             for mini, rows in zip(minis, outputs, strict=True):
                 mini.set(critic_outputs=rows)
-        return {self.rule.signal: whole(device, minis, outputs)}
+        return {self.rule.signal: self.whole(minis, outputs)}
 
     def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
         batch, signals, learned = weighed.batch, weighed.signals, weighed.learned

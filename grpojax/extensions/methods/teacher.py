@@ -12,7 +12,7 @@ from grpojax.models import DecoderConfig, hf
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, decoder_network, split
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.packed_batch import PackedBatch, whole
+from grpojax.run.packed_batch import PackedBatch
 from grpojax.run.parts.part import Part, State, Weighed, mean, read_shape
 from grpojax.run.programs import Learning, score_program
 from grpojax.run.recipe import Config
@@ -93,9 +93,8 @@ class Teacher(Part):
         return {ROLE: read}
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        device, score = self.policy.device, self.programs.parts[ROLE]
-        read = [device.call(score, state[ROLE], m.packed.rows).logps for m in minis]
-        return {"ref_logps": whole(device, minis, read)}
+        scores = self.on_rows(self.programs.parts[ROLE], minis, state[ROLE])
+        return {"ref_logps": self.whole(minis, [each.logps for each in scores])}
 
     def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
         own, teacher = (weighed.signals[name] for name in ("behavior_logps", "ref_logps"))

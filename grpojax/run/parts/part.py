@@ -13,14 +13,18 @@ import numpy as np
 from grpojax import data
 from grpojax.device import Program
 from grpojax.models import DecoderConfig, hf
+from grpojax.models.weight_table import Weight, zeros
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, init_state
+from grpojax.run import packed_batch
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch
 from grpojax.run.programs import Learning, Programs
 from grpojax.run.recipe import Config
 from grpojax.types import Array, PerPrompt, Samples, Tokens
 from grpojax.variants import Variant
+
+__all__ = ["Network", "Part", "Program", "State", "Weighed", "Weight", "mean", "read_shape", "zeros"]
 
 State = Mapping[str, Any]  # of a run, by role (`grpojax.run.learner.Learner`)
 
@@ -173,6 +177,14 @@ class Part:
         return started
 
     # Once a step.
+
+    def on_rows(self, program: Program, minis: Sequence[PackedBatch], *weights: Any) -> list[Any]:
+        """Runs ``program(*weights, rows)`` on the rows of every minibatch. The results stay on the devices."""
+        return [self.policy.device.call(program, *weights, m.packed.rows) for m in minis]
+
+    def whole(self, minis: Sequence[PackedBatch], rows: Sequence[Any]) -> Tokens:
+        """Results ``[M, B, R, S]`` of every minibatch as ``[P, G, T]`` on the host."""
+        return packed_batch.whole(self.policy.device, minis, rows)
 
     def frozen(self, state: State) -> dict[str, Any]:
         """What its loss reads of the state and does not change, by role."""

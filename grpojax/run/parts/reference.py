@@ -12,7 +12,7 @@ from grpojax.programs import policy_state
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network, decoder_network, make_frozen_copy, refreshed
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.packed_batch import PackedBatch, whole
+from grpojax.run.packed_batch import PackedBatch
 from grpojax.run.parts.part import Part, State, read_shape
 from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
@@ -90,11 +90,10 @@ class Reference(Part):
         return make_frozen_copy(self.shape.compute, averaged=self.every > 0)
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        reference, device = self._weights(state), self.policy.device
-        logps = [device.call(self.programs.score, reference, m.packed.rows).logps for m in minis]
+        logps = [scores.logps for scores in self.on_rows(self.programs.score, minis, self._weights(state))]
         for mini, rows in zip(minis, logps, strict=True):
             mini.set(ref_logps=rows)
-        return {"ref_logps": whole(device, minis, logps)} if self.compares(self.variant) else {}
+        return {"ref_logps": self.whole(minis, logps)} if self.compares(self.variant) else {}
 
     def end_step(self, state: State, number: int) -> dict[str, Any]:
         if not self.every or number % self.every:
