@@ -1,6 +1,7 @@
 """A model on its devices, with its tokenizer and its rollout program. It knows nothing of the run."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +10,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from grpojax import data, device, sharding
-from grpojax.device import Dry
+from grpojax.device import Dry, Program
 from grpojax.host import agreement
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
@@ -160,11 +161,7 @@ class Policy:
         """Turns training weights into those that `sample` takes: `state.make_reshard`, or `state.make_cast_of_factors`
         with the base as it is."""
         unmerged = adapters.unmerged(self.adapter)
-        program = (
-            state.make_cast_of_factors(self.compute)
-            if unmerged
-            else state.make_reshard(self.config, self.compute, weights, adapted=self.adapter is not None)
-        )
+        program = _reshard_program(self.shape, weights)
         made = params if program is None else self.device.call(program, params)
         if self.disaggregated:
             made = self._sent(made)
@@ -266,6 +263,13 @@ class _NoTokenizer:
 
     def encode(self, text: str, **how: Any) -> list[int]:
         return []
+
+
+@functools.lru_cache(maxsize=8)  # a run asks for it at every rollout
+def _reshard_program(shape: PolicyShape, weights: Literal["compute", "int8"]) -> Program | None:
+    if adapters.unmerged(shape.adapter):
+        return state.make_cast_of_factors(shape.compute)
+    return state.make_reshard(shape.config, shape.compute, weights, adapted=shape.adapter is not None)
 
 
 def on_shards(prompts: Prompts, config: SamplerConfig, count: int) -> tuple[Prompts, SamplerConfig]:

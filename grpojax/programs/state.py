@@ -4,7 +4,6 @@ One description of a network (`Network`) serves init, restore, sharding and ahea
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -114,7 +113,6 @@ def init_state(
     return TrainState(step=device.put(np.int32(0), WHOLE), params=params, opt_state=device.call(init, params))
 
 
-@functools.lru_cache(maxsize=8)  # a run asks for it at every rollout
 def make_reshard(
     config: DecoderConfig,
     compute: Compute,
@@ -176,7 +174,6 @@ def make_reshard(
     return Program("reshard", reshard, out=None if mesh is None else placed)
 
 
-@functools.lru_cache(maxsize=8)  # a run asks for it at every rollout
 def make_cast_of_factors(compute: Compute) -> Program:
     """Makes the factors that a rollout samples with if they are not merged: ``params -> factors`` in the compute dtype.
     The base is sampled with as it is, so that no axis may cut it (`grpojax.models.adapters.check_axes`)."""

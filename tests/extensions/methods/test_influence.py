@@ -119,7 +119,7 @@ def test_a_ragged_run_compiles_few_programs(one):
         problems, tokens, lengths, sign = groups(1 + 5 * step % 7, vocab=4 + 3 * step)
         lengths = np.minimum(lengths, 2 + step)
         computed(one, one.params, problems, tokens, lengths, sign, most=7, own=False, at_once=99)
-    program = influences.influence_program(one.graph, one.compute, TEMPERATURE, 1, 0)
+    program = influences.influence_program(one.shape, TEMPERATURE, 1, 0)
     assert program.jitted()._cache_size() == 3
 
 

@@ -90,7 +90,8 @@ def test_what_a_compiler_refuses_gets_a_split_that_needs_less_by_shapes(monkeypa
 
     def refuse(config, *, topology, **how):
         asked.append(topology)
-        return [ProgramReport(name="update", compile_s=1.0, error="used 22.69G of 15.75G")]
+        report = ProgramReport(name="update", compile_s=1.0, error="used 22.69G of 15.75G")
+        return planner.Planned({}, [report])
 
     monkeypatch.setattr(planner, "plan", refuse)
     seven = ["model.path=Qwen2.5-7B-Instruct", "model.adapter.rank=32", "mesh.tensor=2", "train.microbatches=8"]

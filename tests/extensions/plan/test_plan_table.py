@@ -63,19 +63,19 @@ def test_the_command_prints_a_line_for_each(capsys):
     assert cli.main(command) == 0
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 3 + 2 * 3 * 2
-    assert out[3].split()[:4] == ["Qwen2.5-7B", "full", "v5e-8", "20.9"] and "lacks 5.1 GiB (update)" in out[3]
+    assert out[3].split()[:4] == ["Qwen2.5-7B", "full", "v5e-8", "20.8"] and "lacks 5.0 GiB (update)" in out[3]
     assert out[5].endswith("fsdp=2 tensor=4 microbatches=8") and " s  " in out[5]
     assert cli.main([*command, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["fits"] for row in rows[:4]] == [False, False, True, False]
-    assert rows[0]["missing"] == pytest.approx(5.1, abs=0.05) and rows[2]["tensor"] == 4
+    assert rows[0]["missing"] == pytest.approx(5.0, abs=0.05) and rows[2]["tensor"] == 4
 
 
 def test_a_table_in_markdown_has_models_down_and_devices_across():
     made = plan_table.markdown(plan_table.cells(load(), ["Qwen2.5-7B", "Qwen3-0.6B"], ["v5e-8", "rtx4090"]))
     first, *rows = made.split("\n\n")[1].splitlines()
     assert made.startswith("## full\n\n") and first == "| model | v5e-8, 15.8 GiB | rtx4090, 22.0 GiB |"
-    assert rows[1].startswith("| Qwen2.5-7B | lacks 5 GiB | lacks 137 GiB |") and rows[2].startswith("| Qwen3-0.6B |")
+    assert rows[1].startswith("| Qwen2.5-7B | lacks 5 GiB | lacks 136 GiB |") and rows[2].startswith("| Qwen3-0.6B |")
     refused = plan_table.markdown(plan_table.cells(load("variant=ppo"), ["Qwen3-8B"], ["h100", "l4"]))
     assert refused.count("| no plan | no plan |") == refused.count("\n\nNo plan for Qwen3-8B: variant 'ppo' runs") == 3
 
