@@ -331,6 +331,21 @@ def test_a_dry_step_is_called_and_answers_as_a_real_one(sizes):
     assert [x.shape for x in jax.tree.leaves(dry.calls[1][1])] == [(1, 8, 3), ()]
 
 
+@pytest.mark.parametrize("longest", [True, False])
+def test_a_dry_device_gives_what_a_program_makes_up(longest):
+    """And zeros for the rest, also of a result that another call made."""
+
+    def made_up(results, longest):
+        return {**results, "lengths": np.full(results["lengths"].shape, 7 if longest else 1)}
+
+    draw = Program("draw", lambda x: {"lengths": x.sum(1), "tokens": x}, made_up=made_up)
+    dry = Dry(longest=longest)
+    first, second = (dry.call(draw, dry.put(np.ones((2, 3), np.int32))) for _ in range(2))
+    for out in (first, second):
+        got = dry.get(out)
+        assert got["lengths"].tolist() == [7 if longest else 1] * 2 and not got["tokens"].any()
+
+
 def test_what_would_compile_ahead_may_fail_to_be_known(caplog):
     """The run itself then says what is wrong, or compiles when it calls."""
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -63,20 +63,6 @@ class Call:
     cache: int = 0
     blocks: int = 1
     live: float = 1.0
-
-
-class OfAStep(Protocol):
-    """What of a `Call` says how often a step calls the program."""
-
-    @property
-    def phase(self) -> Phase:
-        """The part of a step that calls it."""
-        ...
-
-    @property
-    def times(self) -> int:
-        """How often."""
-        ...
 
 
 class RunCalls(NamedTuple):

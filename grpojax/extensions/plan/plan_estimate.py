@@ -62,7 +62,7 @@ def of_recipe(
     model: DecoderConfig | None = None,
     split: Split | None = None,
     tokens: int | None = None,
-    calls: Mapping[str, plan_calls.OfAStep] | None = None,
+    calls: Mapping[str, plan_calls.Call] | None = None,
 ) -> Estimate:
     """Estimates a recipe; its memory lies within 15 % of the TPU compiler's
     (`tests/extensions/plan/test_plan_estimate.py`).
@@ -108,7 +108,7 @@ def format_estimate(found: Estimate) -> str:
     return "\n".join(lines)
 
 
-def calls_of_a_step(config: Config) -> Mapping[str, plan_calls.OfAStep]:
+def calls_of_a_step(config: Config) -> Mapping[str, plan_calls.Call]:
     """What a step of a recipe calls, by name.
 
     Raises:

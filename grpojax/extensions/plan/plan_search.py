@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from grpojax.extensions.plan import plan_estimate
-from grpojax.extensions.plan.plan_calls import OfAStep
+from grpojax.extensions.plan.plan_calls import Call
 from grpojax.extensions.plan.plan_chips import Target
 from grpojax.extensions.plan.plan_estimate import Estimate
 from grpojax.extensions.plan.plan_links import Split
@@ -21,7 +21,7 @@ from grpojax.run.recipe import Config
 
 SLACK = 1.05  # a split that takes up to this times as long as the fastest is as good
 LEAST = 8192  # positions of a micro-batch on a shard; one with fewer may take just as long
-Calls = Mapping[str, OfAStep]
+Calls = Mapping[str, Call]
 STEP = 128  # tokens; the longest completion is a multiple of it
 RANK = 16  # of adapters that a recipe does not have
 

@@ -306,6 +306,14 @@ def test_what_reads_rows_of_minibatches_is_there_for_both_of_their_sizes():
     )
 
 
+def test_an_update_of_few_samples_that_teach_has_rows_of_its_own():
+    """Although all samples of the step are as short."""
+    for more in ([], ["train.skip_zero_advantage=true"]):
+        config = recipes.load(*tpu_plans.recipe("variant={name: grpo, kl_coef: 0}", *sizes(16, 8, 64, 32), *more))
+        calls, _ = calls_of(config, on_chips(config, jax.devices()[:1], platform="tpu"))
+        assert ("ragged update" in calls) == bool(more)
+
+
 def test_a_teacher_is_in_the_programs_and_the_memory():
     larger = dataclasses.replace(CONFIG, num_layers=2 * CONFIG.num_layers)
     calls, state = calls_with("variant={name: distill, teacher: another}", read_shape=lambda path: larger)
