@@ -83,7 +83,7 @@ def test_it_may_bring_a_network_that_learns_beside_the_policy(module, recipe, tm
     kept = jax.tree.map(np.array, first["mine"].params)
 
     said = {call.program.name: call for call in dry_calls.every(config, trainer.policy.shape)}
-    assert said.keys() == {"reshard", "rollout", "update", "mine update", "bias of tokens"}
+    assert said.keys() == {"rollout", "update", "mine update", "bias of tokens"}
     assert said["update"].args[0].keys() == {"policy", "mine"} and parts.warmup_steps(config) == 1
 
     _, _, restored, second = run(2)

@@ -52,16 +52,18 @@ UNEVEN = (
     + """
 from unittest import mock
 import numpy as np
-from grpojax.programs import blocks, packing
+from grpojax.programs import blocks
+
+whole = blocks.pack
 
 def pack(batch, **how):
     lengths = np.random.default_rng(0).exponential(batch.tokens.shape[2] / 5, batch.lengths.shape).astype(int)
     batch = dataclasses.replace(batch, lengths=lengths.clip(1, batch.tokens.shape[2]))
-    packed, layout = blocks.pack(batch, least=1024, **how)
+    packed, layout = whole(batch, **{**how, "least": 1024})
     print(json.dumps([packed.rows.tokens.shape, [x.shape for x in packed.rows.gather]]))
     return packed, layout
 
-with mock.patch.object(packing, "pack", pack):
+with mock.patch.object(blocks, "pack", pack):
     (report,) = planned(*json.loads(sys.argv[1]))
 print(json.dumps([report.error, report.temp]))
 """
