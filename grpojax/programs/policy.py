@@ -256,7 +256,8 @@ class DryPolicy(Policy):
 
 
 class _NoTokenizer:
-    """Gives empty texts, and a few tokens for every text: as many as an answer may have that is put behind a sample."""
+    """Gives empty texts. A text has five tokens, so that a marker and an answer behind a sample nearly fill the room
+    that spliced samples have (`grpojax.run.packed_batch.room`)."""
 
     def decode(self, ids: Sequence[int], **how: Any) -> str:
         return ""

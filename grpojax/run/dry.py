@@ -65,7 +65,7 @@ class Recipe(NamedTuple):
 
 
 class DryRun:
-    """The steps of a run, with samples and rewards that are made up. Every method returns what it has called.
+    """The steps of a run, with samples and rewards that are made up. What a step does returns what it has called.
 
     Args:
       config: the recipe.
@@ -190,7 +190,8 @@ class DryRun:
         config, learner = self.config, self.learner
         drawn = _samples(config, self.policy, self.longest, self.longest_prompt, drawn=True)
         shape, terms = drawn.rollout.lengths.shape, config.method.rewards.terms
-        outcome = np.broadcast_to(np.float32(0 if fails else np.arange(shape[1]) % 2), shape)
+        # A variant may say from which reward on a sample passes.
+        outcome = np.broadcast_to(np.float32(-1e6 if fails else np.arange(shape[1]) % 2), shape)
         by_name = {term.metric: outcome for term in terms}
         batch = dataclasses.replace(drawn, total=outcome, reward=outcome, by_name=by_name)
         learner.signals_after_rewards(learner.replace(batch), outcome)

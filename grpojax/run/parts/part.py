@@ -63,7 +63,7 @@ class Weighed:
 
 
 class Part:
-    """One thing that a variant needs. The methods are in the order in which they are called; here they do nothing.
+    """One thing that a variant needs. The methods are in the order in which they are called; most do nothing here.
 
     Args:
       config: the recipe.

@@ -308,6 +308,11 @@ def test_what_reads_rows_of_minibatches_is_there_for_both_of_their_sizes():
     )
 
 
+def test_true_answers_are_planned_whatever_reward_a_failure_has():
+    calls, _ = calls_with("variant={name: gt_likelihood, fail_reward: -1.0}")
+    assert calls["true answers"].times == 1  # eight groups, one on each device
+
+
 def test_an_update_of_few_samples_that_teach_has_rows_of_its_own():
     """Although all samples of the step are as short."""
     for more in ([], ["train.skip_zero_advantage=true"]):
