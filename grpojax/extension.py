@@ -1,7 +1,7 @@
 """The ring around the core: which words lead to an extension, and how one is found.
 
 The core imports no extension. A word of a user leads to it: a command, a section of a recipe, a need of a variant, the
-scheme of a source. Each extension lists its words in a `Names`, and is imported when one of them is used.
+scheme of generated problems. Each extension lists its words in a `Names`, and is imported when one of them is used.
 
 A folder of ``grpojax/extensions/`` has its `Names` in ``__init__.py``, under ``NAMES``. It may be deleted: then its
 words are unknown, and the rest works. Another package names its own as an entry point of the group
@@ -31,19 +31,18 @@ class Names:
     Attributes:
       commands: of ``grpojax``: a module with ``register`` and ``run``, as `grpojax.cli.main` asks for. The path is that
         of a module.
-      sections: of a recipe: the section's frozen dataclass. Only extensions that come with grpojax have one.
-      needs: of a variant: what supplies it in a step (`grpojax.run.parts.part.Part`).
-      sources: settings, or needs of a variant, that say how samples are drawn: what draws so
-        (`grpojax.run.sources`).
+      sections: of a recipe: the section's frozen dataclass, with methods for what the core asks of it. Only extensions
+        that come with grpojax have one.
+      needs: of a variant: the part that supplies it (`grpojax.run.parts.part.Part`).
+      settings: of a recipe, such as ``rollout.ahead``: the part that carries it out (`grpojax.run.parts.SETTINGS`).
       recipes: recipes of other commands than ``train``: how such a recipe is read and what it runs
         (`grpojax.run.dry.Recipe`).
       problems: schemes of sources of generated problems: a module with ``rows(name, options)`` and
         ``content(name, question)``. The path is that of a module.
       rewards: functions that a recipe may name as rewards.
       environments: classes that a recipe may name as environments.
-      exclusions: no word, but the path of the extension's settings that exclude each other: a mapping from scopes, keys
-        of `grpojax.run.exclusions.TABLE`, to rows. Every recipe imports its module, which imports little. Empty for
-        none.
+      exclusions: no word, but the path of the extension's settings that exclude each other: a mapping from scopes
+        (`grpojax.run.exclusions.rows`) to rows. Every recipe imports its module, which imports little. Empty for none.
 
     Example:
       >>> Names(needs={"luck": "my_package.luck:Luck"}).needs["luck"]
@@ -53,7 +52,7 @@ class Names:
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sections: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     recipes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     problems: Mapping[str, str] = dataclasses.field(default_factory=dict)
     rewards: Mapping[str, str] = dataclasses.field(default_factory=dict)

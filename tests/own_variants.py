@@ -16,6 +16,7 @@ import jax, optax
 import jax.numpy as jnp
 from grpojax import advantages as A, losses as L, variants
 from grpojax.run.parts.part import Network, Part, Program, Weight, zeros
+from grpojax.run.source import Plain
 
 class Learns(Part):  # a number for each token, which learns what samples with it are worth
     learns, extra = "mine", {"bias": "P G T"}
@@ -45,6 +46,25 @@ class Learns(Part):  # a number for each token, which learns what samples with i
 
 class Another(Learns):
     learns = "another"
+
+class Reversed(Plain):  # draws the last problem first
+    def choose(self, number):
+        problems, passes = super().choose(number)
+        return problems[::-1], passes[::-1]
+
+class Draws(Part):
+    draws = Reversed
+
+class DrawsToo(Part):
+    draws = Reversed
+
+class Renames(Part):
+    def source(self, source):
+        source.renamed = True
+        return source
+
+def drawn(needs=("Draws", "Renames")):
+    return dataclasses.replace(plain(), needs=tuple(f"{__name__}:{name}" for name in needs))
 
 class Update(Part):
     def make(self, learning):

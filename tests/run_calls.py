@@ -81,7 +81,7 @@ def lie_alike(one, other):
 def learned(config, trainer):
     """What dry steps of the trainer's learner call."""
     shape = trainer.policy.shape
-    added = [kind(config, shape) for kind in parts.kinds(config.method.variant).values()]
+    added = [kind(config, shape) for kind in parts.of(config).values()]
     return learner_calls(
         config, shape, trainer.learner.programs, added, longest_prompt=trainer.learner.max_prompt_tokens
     )

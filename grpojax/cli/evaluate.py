@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.programs.policy import Policy, model_facts
     from grpojax.records.evaluations import Record
     from grpojax.rewards import Rewards
-    from grpojax.run import checks, sources
+    from grpojax.run import checks, parts
     from grpojax.run.today import with_day
 
     ks = _ks(args)
@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
             target = dataclasses.replace(target, recipe=recipe)
             keep_compiled(recipe.compile_cache, target.run)
             config = _config(args, ks, recipe.rollout.max_tokens, quantised.exact(recipe.rollout.cache_dtype))
-            environments = None
-            if recipe.environment is not None:
-                environments = sources.way("environment").environments_of(recipe.environment, tokenizer)
+            episodes, environments = parts.of(recipe).get("environment"), None
+            if episodes is not None:
+                environments = episodes.environments_of(recipe.environment, tokenizer)
                 held.callback(environments.close)
             tools = None if environments is None else environments.tools
             tokenize = data.Tokenize(tokenizer, recipe.data, tools=tools)
@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
             log.info("%s", evaluator.about())
             policy = Policy(recipe.model, recipe.mesh, tokenizer=tokenizer).load()
             players = None
-            if environments is not None:
-                players = sources.way("environment").players_of(recipe, policy, environments, tokenize, rewards)
+            if episodes is not None:
+                players = episodes.players_of(recipe, policy, environments, tokenize, rewards)
             no_end = args.no_end or recipe.rollout.no_end
             hf.check_ends(recipe.model.path, policy.eos_ids, no_end=no_end, setting="--no-end")
             sets = _load(target, tokenize, rewards)

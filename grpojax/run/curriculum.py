@@ -2,15 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
-from grpojax import allocation, data, extension
+from grpojax import allocation, data
 from grpojax.host.console import log
 from grpojax.host.on_host import on_host
 from grpojax.run.batch import RolloutBatch, success_of
-from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import RetireConfig
 
@@ -91,14 +89,3 @@ class Curriculum:
     def metrics(self) -> dict[str, float]:
         """Metrics of the state that the next problems depend on."""
         return {}
-
-
-def make(config: Config, problems: data.Problems, state: RunState) -> Any:
-    """The curriculum of a recipe's run, which resumes from ``state``: a `Curriculum`, or an extension's with the same
-    methods."""
-    rollout, method, seed = config.rollout, config.method, config.train.seed
-    given, deciding = rollout.curriculum, method.deciding
-    if given is not None:
-        levels = extension.load("sources", "rollout.curriculum", "rollout.curriculum")
-        return levels(problems, rollout.prompts, seed, config=given, deciding=deciding, state=state)
-    return Curriculum(problems, rollout.prompts, seed, retire=method.retire, deciding=deciding, state=state)

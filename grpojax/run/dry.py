@@ -21,7 +21,7 @@ from grpojax.programs.policy import DryPolicy, PolicyShape
 from grpojax.programs.sampler import no_samples
 from grpojax.programs.state import abstract_state
 from grpojax.rewards import RewardsConfig, Scores
-from grpojax.run import held_out, parts, sources
+from grpojax.run import held_out, parts, source
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.learner import Learner
 from grpojax.run.packed_batch import PackedBatch, room
@@ -29,7 +29,6 @@ from grpojax.run.parts.part import Part, read_shape
 from grpojax.run.programs import Programs, learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
-from grpojax.run.sources.source import Context
 from grpojax.types import Rollout, Samples, Tokens
 
 Phase = Literal["rollout", "scores", "update", "between", "evaluation"]
@@ -123,24 +122,26 @@ class DryRun:
             fingerprint="",
             tokenize=lambda *given: (0,),
         )
-        context = Context(
+        context = source.Context(
             state=RunState(),
             folder=None,
             sync=lambda arrays: None,
             begin=lambda start: start(),
             since=time.perf_counter,
         )
-        source = sources.make(
+        players = self._players()
+        drawing = source.make(
             config,
             self.policy,
             cast(Any, self.rewards),
             problems,
+            parts=self.learner.parts,
             weights=lambda: (self.learner.weights, 0),
             longest_prompt=longest,
             context=context,
-            players=self._players(),
+            **({} if players is None else {"players": players}),
         )
-        source.next(1)
+        drawing.next(1)
         return self._called("rollout")
 
     def evaluate(self) -> list[Called]:
@@ -198,8 +199,8 @@ class DryRun:
         return self._called("scores")
 
     def _players(self) -> Any:
-        environment = self.config.environment
-        return None if environment is None else sources.way("environment").dry_players_of(self.config, self.policy)
+        episodes = parts.of(self.config).get("environment")
+        return None if episodes is None else episodes.dry_players_of(self.config, self.policy)
 
     def _called(self, phase: Phase) -> list[Called]:
         """What was called since the last time."""
@@ -223,7 +224,7 @@ def run_of(config: Config, policy: PolicyShape, *, read_shape: Callable[[str], D
     Raises:
       UserError: sizes that do not divide over the devices.
     """
-    added: list[Part] = [kind(config, policy, read_shape) for kind in parts.kinds(config.method.variant).values()]
+    added: list[Part] = [kind(config, policy, read_shape) for kind in parts.of(config).values()]
     programs = make_programs(learning_of(config, policy), added)
     return DryRun(config, policy, programs, added, longest_prompt=config.data.max_prompt_tokens)
 

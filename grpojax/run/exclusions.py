@@ -238,7 +238,6 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             ),
         ),
     ),
-    "critic": (),  # all are of extensions
     "older": (
         Exclusion(
             settings="`rollout.ahead` or `rollout.overlap`, and an objective without a ratio or `variant.importance`",
@@ -447,10 +446,8 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
         ),
     ),
 }
+# Other scopes are sections of the recipe.
 TITLES = {
-    "rollout": "Within `rollout`",
-    "train": "Within `train`",
-    "critic": "Within `critic`",
     "older": "Samples of an older policy",
     "method": "A variant and the rest of the recipe",
     "recipe": "Sections of the recipe",
@@ -458,15 +455,18 @@ TITLES = {
 
 
 def rows(scope: str) -> tuple[Exclusion, ...]:
-    """The rows of a scope, a key of `TABLE`: the core's, then those of the extensions in the order of their names.
+    """The rows of a scope: the core's, then those of the extensions in the order of their names.
+
+    Args:
+      scope: a key of `TABLE`, or a section of an extension.
 
     Raises:
       UserError: an extension has rows of a scope that there is not; they would never be looked at.
     """
-    found = TABLE[scope]
+    found = TABLE.get(scope, ())
     for name, names in sorted(extension.installed().items()):
         brought = extension.imported(names.exclusions) if names.exclusions else {}
-        if unknown := sorted(brought.keys() - TABLE.keys()):
+        if unknown := sorted(brought.keys() - TABLE.keys() - names.sections.keys()):
             raise UserError(f"extension {name!r} has exclusions of {unknown[0]!r}, which is none of {', '.join(TABLE)}")
         found += brought.get(scope, ())
     return found
@@ -476,7 +476,7 @@ def check(scope: str, context: Any) -> None:
     """Raises `UserError` for the first row of `rows` that ``context`` has.
 
     Args:
-      scope: a key of `TABLE`.
+      scope: as of `rows`.
       context: a section, the whole recipe, or an `Older` or `Resolved`.
     """
     for row in rows(scope):
@@ -492,9 +492,11 @@ def page() -> str:
         "A recipe with both is refused, with an error that says what to set. This page is made from "
         "`grpojax/run/exclusions.py`. Extensions bring rows of their own, in the `exclusions.py` of their folders.",
     ]
-    for scope in TABLE:
-        lines += ["", f"## {TITLES[scope]}", "", "| what does not go together | why |", "|---|---|"]
-        lines += [f"| {row.settings} | {row.why} |" for row in rows(scope)]
+    for scope in (*TABLE, *extension.words("sections")):
+        if of_scope := rows(scope):
+            title = TITLES.get(scope, f"Within `{scope}`")
+            lines += ["", f"## {title}", "", "| what does not go together | why |", "|---|---|"]
+            lines += [f"| {row.settings} | {row.why} |" for row in of_scope]
     return "\n".join(lines) + "\n"
 
 

@@ -22,7 +22,7 @@ from grpojax.run.exclusions import Older, Resolved
 from grpojax.run.sections import FilterConfig, RetireConfig, RolloutConfig, TrainConfig
 
 # Needs that every run supplies; the rest of `variants.NEEDS` are of extensions.
-WITH_SAMPLES = ("culling", "entropy")
+WITH_SAMPLES = ("culling", "entropy", "step_rewards")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ def _variant(options: Mapping[str, Any], recipe: type | None = None) -> variants
         raise UserError(f"variant: {e}") from None
     try:
         kinds = parts.kinds(variant)
-        variants.check_needs(variant, {*WITH_SAMPLES, *kinds, *extension.words("sources")})
+        variants.check_needs(variant, {*WITH_SAMPLES, *kinds})
     except UserError:
         raise
     except ValueError as e:
@@ -366,7 +366,6 @@ def _made_up(variant: variants.Variant, shape: tuple[int, int]) -> Signals:
         "max_logps": 0 * logps,
         "entropy": some(*tokens),
         "tokens": rng.integers(0, 9, tokens).astype(np.int32),
-        "greedy_rewards": some(shape[0]),
         "step_rewards": some(*tokens),
     }
     for kind in parts.kinds(variant).values():

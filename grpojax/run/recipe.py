@@ -15,7 +15,7 @@ from grpojax.models.compute import ModelConfig
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.metrics import TrackingConfig
 from grpojax.rewards import RewardConfig, RewardsConfig
-from grpojax.run import exclusions, method
+from grpojax.run import exclusions, method, parts
 from grpojax.run.profiling import ProfileConfig
 from grpojax.run.sections import FilterConfig, RolloutConfig, RunConfig, TrainConfig
 from grpojax.sharding import MeshConfig
@@ -106,9 +106,7 @@ class Config:
                 f"train.minibatches={self.train.minibatches} does not divide rollout.prompts={self.rollout.prompts}"
             )
         exclusions.check("recipe", self)
-        for name in ("ahead", "overlap", "curriculum"):
-            if getattr(self.rollout, name):
-                extension.require("sources", f"rollout.{name}", f"rollout.{name}")
+        parts.of(self)
         self._check_critic()
         self.profile.check(self.train.steps)
 

@@ -22,7 +22,7 @@ from grpojax.models import hf
 from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
-from grpojax.run import checks, parts, recorder, sources, step_metrics, watch
+from grpojax.run import checks, parts, recorder, source, step_metrics, watch
 from grpojax.run.alarms import SAID
 from grpojax.run.batch import RolloutBatch, annotate, sample_rows
 from grpojax.run.dry import learner_calls
@@ -33,7 +33,6 @@ from grpojax.run.method import learns_from_equals
 from grpojax.run.programs import learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
-from grpojax.run.sources.source import Context
 from grpojax.types import Rollout, Tokens
 
 REMEDIES = (
@@ -101,9 +100,10 @@ class Trainer(Task):
         checks.variant_source(config)
         tokenizer = hf.load_tokenizer(str(data.locate(config.model.path)))
         self.config = config = self.loop.prepare(config, tokenizer)
-        environments = None
-        if config.environment is not None:
-            environments = sources.way("environment").environments_of(config.environment, tokenizer)
+        kinds = parts.of(config)
+        episodes, environments = kinds.get("environment"), None
+        if episodes is not None:
+            environments = episodes.environments_of(config.environment, tokenizer)
             held.callback(environments.close)
         tools = None if environments is None else environments.tools
         self.tokenize = tokenize = data.Tokenize(tokenizer, config.data, tools=tools)
@@ -116,13 +116,11 @@ class Trainer(Task):
         checks.shapes(config, self.policy.shards, self.policy.sampling.shards)
         checks.cache(config, self.policy)
         self.rewards = held.enter_context(Rewards(config.method.rewards, read=tokenize.read))
-        kinds = parts.kinds(config.method.variant).values()
-        reads_gold = any(kind.reads_gold for kind in kinds)
+        reads_gold = any(kind.reads_gold for kind in kinds.values())
         compared = self.rewards.compares or reads_gold
         self.players = None
-        if environments is not None:
-            of = sources.way("environment").players_of
-            self.players = of(config, self.policy, environments, self.tokenize, self.rewards)
+        if episodes is not None:
+            self.players = episodes.players_of(config, self.policy, environments, tokenize, self.rewards)
         self.held_out = HeldOut(
             config, self.policy, self.rewards, tokenize, sync=self.session.control.sync, players=self.players
         )
@@ -148,13 +146,13 @@ class Trainer(Task):
                 size,
             )
         checks.passes(config, self.problems)
-        if config.rollout.curriculum is not None:
-            sources.way("rollout.curriculum").check(self.problems)
+        for kind in kinds.values():
+            kind.check(self.problems)
         every = [*self.problems, *self.held_out.problems, *self.held_out.test]
         columns = evaluation.columns_of(every)
         self.rewards.check_columns(columns if self.players is None else self.players.columns_with(columns))
         checks.positions(every, config.rollout.max_tokens, self.policy.config.max_positions)
-        self.parts = [kind(config, self.policy.shape) for kind in kinds]
+        self.parts = [kind(config, self.policy.shape) for kind in kinds.values()]
         self.policy.load()
         for part in self.parts:
             part.load(self.policy)
@@ -172,7 +170,7 @@ class Trainer(Task):
         checks.warm_up(config.optimizer, learning.updates)
         programs = make_programs(learning, self.parts)
         # Not earlier: until here a recipe may be refused.
-        added = [kind(config, shape) for kind in parts.kinds(config.method.variant).values()]
+        added = [kind(config, shape) for kind in parts.of(config).values()]
         calls = learner_calls(config, shape, programs, added, longest_prompt=longest)
         self.policy.device.compile_ahead(calls)
         held.callback(self.policy.device.close)
@@ -191,21 +189,22 @@ class Trainer(Task):
             self.learner.updates = self.state.updates
         self.learner.start(restored)
         checks.length(config, self.state)
-        self.source = sources.make(
+        self.source = source.make(
             config,
             self.policy,
             self.rewards,
             self.problems,
+            parts=self.parts,
             weights=lambda: (self.learner.weights, self.learner.updates),
             longest_prompt=longest,
-            context=Context(
+            context=source.Context(
                 state=self.state,
                 folder=self.session.directory,
                 sync=self.session.control.sync,
                 begin=self.loop.begin,
                 since=lambda: self.loop.since,
             ),
-            players=self.players,
+            **({} if self.players is None else {"players": self.players}),
         )
         alarms = watch.Watch(
             self.session.directory,

@@ -59,6 +59,24 @@ def test_it_may_bring_a_part_with_signals_of_its_own(module):
 
 
 @pytest.mark.slow
+def test_it_may_draw_in_a_way_of_its_own(module, recipe, tmp_path):
+    """In one file: by a source of its own, and by a change of the run's."""
+
+    def seen(name, *more):
+        steps = []
+        config = recipes.load(recipe, [f"variant={name}", f"run.dir={tmp_path}/{len(more)}", "train.steps=1"])
+        trainer = runs.Trainer(config, eos_ids=())
+        trainer.on_step = lambda problems, rollout: steps.append([p.uid for p in problems])
+        assert trainer.run()
+        return trainer, steps
+
+    trainer, own = seen(f"{module}:drawn", "own")
+    assert trainer.source.renamed and type(trainer.source).__name__ == "Reversed"
+    _, usual = seen(f"{module}:plain")
+    assert own == [uids[::-1] for uids in usual] and len(set(own[0])) > 1
+
+
+@pytest.mark.slow
 def test_it_may_bring_a_network_that_learns_beside_the_policy(module, recipe, tmp_path, monkeypatch):
     """In one file: its first step is its own, then both learn in one program; it is planned, saved and restored."""
     more = [
@@ -138,6 +156,7 @@ def test_its_programs_have_names_of_their_own(module):
         ("mean_of_tokens", {}, r"surrogate <lambda>: its result has shape \(\)"),
         ("needs", {"what": "critic"}, "needs 'critic' and critic go together"),
         ("learns", {"others": ["Another"]}, "Learns' and '.*Another' each bring a network that learns"),
+        ("drawn", {"needs": ["Draws", "DrawsToo"]}, "Draws' and '.*DrawsToo' each draw samples in a way of their own"),
         ("needs", {"what": "no_module:Luck"}, "the part 'no_module:Luck' cannot be imported"),
         ("needs", {"what": "luck"}, "needs='luck': give a tuple of critic"),
         ("no_variant", {}, "returned a function: put it under @published"),

@@ -4,6 +4,6 @@ from grpojax.extension import Names
 
 NAMES = Names(
     sections={"environment": "grpojax.extensions.episodes.config:EnvironmentConfig"},
-    sources={"environment": "grpojax.extensions.episodes.source:Episodes"},
+    settings={"environment": "grpojax.extensions.episodes.source:OfSeveralTurns"},
     exclusions="grpojax.extensions.episodes.exclusions:TABLE",
 )

@@ -18,7 +18,8 @@ from grpojax.extensions.episodes.types import Environments
 from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.sources.source import InFlight, Plain, Scored
+from grpojax.run.parts.part import Part
+from grpojax.run.source import InFlight, Plain, Scored
 
 
 class Episodes(Plain):
@@ -39,14 +40,6 @@ class Episodes(Plain):
         self._players = players
         folder = self.context.folder
         self._notes = None if folder is None else Notes(folder / "episodes")
-
-    players_of = Players.of
-    dry_players_of = DryPlayers.dry
-
-    @staticmethod
-    def environments_of(config: EnvironmentConfig, tokenizer: Any) -> Environments:
-        """The environments of a run, which `players_of` takes."""
-        return players.environments_of(config, tokenizer)
 
     def draw(self, problems: Sequence[data.Problem], number: int) -> "Begun":
         """Opens the environments and dispatches the first turns of a rollout; as `Plain.draw`."""
@@ -76,6 +69,19 @@ class Episodes(Plain):
             episodes=played.counts,
             events=played.events,
         )
+
+
+class OfSeveralTurns(Part):
+    """``environment``. What plays the episodes is made before the part, and serves evaluations too."""
+
+    draws = Episodes
+    players_of = Players.of
+    dry_players_of = DryPlayers.dry
+
+    @staticmethod
+    def environments_of(config: EnvironmentConfig, tokenizer: Any) -> Environments:
+        """The environments of a run, which `players_of` takes."""
+        return players.environments_of(config, tokenizer)
 
 
 def _tell(played: Played) -> None:

@@ -1,7 +1,7 @@
 """What some variants need beyond samples, rewards and log-probs, and other ways to draw samples.
 
 Needs: a critic, a teacher, the influence of tokens, true answers, weights against displacement. Ways to draw: ahead of
-the step, partial rollouts, by a plan, with a greedy companion, by level.
+the step, partial rollouts, by a plan, with greedy completions, by level.
 """
 
 from grpojax.extension import Names
@@ -16,17 +16,16 @@ NAMES = Names(
     needs={
         "critic": "grpojax.extensions.methods.critic:Critic",
         "displacement_weights": "grpojax.extensions.methods.displacement:Displacement",
+        "greedy": "grpojax.extensions.methods.greedy:Greedy",
         "ground_truth": "grpojax.extensions.methods.true_answers:TrueAnswers",
         "hidden_states": "grpojax.extensions.methods.influence:TokenInfluence",
+        "rollout_plan": "grpojax.extensions.methods.allocated:Allocation",
         "teacher": "grpojax.extensions.methods.teacher:Teacher",
     },
-    sources={
-        "greedy": "grpojax.extensions.methods.greedy:Greedy",
-        "rollout.ahead": "grpojax.extensions.methods.ahead:Ahead",
-        "rollout.curriculum": "grpojax.extensions.methods.levels:LevelCurriculum",
-        "rollout.overlap": "grpojax.extensions.methods.partial:Partial",
-        "rollout_plan": "grpojax.extensions.methods.allocated:Allocated",
-        "step_rewards": "grpojax.extensions.methods.step_rewards:read",
+    settings={
+        "rollout.curriculum": "grpojax.extensions.methods.levels:ByLevel",
+        "rollout.ahead": "grpojax.extensions.methods.ahead:DrawsAhead",
+        "rollout.overlap": "grpojax.extensions.methods.partial:DrawsPartially",
     },
     exclusions="grpojax.extensions.methods.exclusions:TABLE",
 )

@@ -10,10 +10,21 @@ problems, and solve rates of levels, take effect one rollout later.
 import time
 from typing import Any
 
+from grpojax.programs.policy import DryPolicy
 from grpojax.run.batch import RolloutBatch
+from grpojax.run.parts.part import Part
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import TrainConfig
-from grpojax.run.sources.source import InFlight, Plain
+from grpojax.run.source import InFlight, Plain
+
+
+class DrawsAhead(Part):
+    """``rollout.ahead``."""
+
+    def source(self, source: Plain) -> Any:
+        """The source, one rollout ahead. On devices that compute nothing it stays as it is: the same is drawn, in
+        another order."""
+        return source if isinstance(source.policy, DryPolicy) else Ahead(source, self.config.train)
 
 
 class Ahead:

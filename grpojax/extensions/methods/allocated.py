@@ -17,9 +17,10 @@ from grpojax.host.console import log
 from grpojax.host.on_host import on_host
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.run.batch import RolloutBatch, success_of
+from grpojax.run.parts.part import Part
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import RolloutConfig
-from grpojax.run.sources.source import InFlight, Plain
+from grpojax.run.source import InFlight, Plain
 from grpojax.types import Array, PerPrompt, Samples
 
 
@@ -155,6 +156,12 @@ class Allocated(Plain):
         learned = [a if s else p for a, p, s in zip(asked, problems, seeded, strict=True)]
         joined = Joined(phases, None if self._exemplars is None else seeded)
         return RolloutBatch(problems=learned, rollout=rollout, pending=[joined])
+
+
+class Allocation(Part):
+    """The need "rollout_plan"."""
+
+    draws = Allocated
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -10,7 +10,8 @@ from grpojax.models import quantised
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Scores
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.sources.source import Dispatched, Plain
+from grpojax.run.parts.part import Part
+from grpojax.run.source import Dispatched, Plain
 from grpojax.types import Array, PerPrompt, Rollout
 
 
@@ -20,22 +21,31 @@ def sampler_of(config: SamplerConfig) -> SamplerConfig:
     return SamplerConfig(group=1, temperature=0.0, max_tokens=config.max_tokens, cache_dtype=cache_dtype)
 
 
-class Greedy:
-    """Draws and scores greedy completions with the samples of ``source``: a `grpojax.run.sources.source.Companion`."""
+class WithGreedy(Plain):
+    """As `Plain`; draws and scores a greedy completion with the samples of each prompt."""
 
-    def __init__(self, source: Plain):
-        self._source, self._sampler = source, sampler_of(source.config)
+    def dispatch(self, params: Any, problems: Sequence[data.Problem], key: Array) -> list[Dispatched]:
+        """As `Plain`, and the greedy completions."""
+        drawn = super().dispatch(params, problems, key)
+        sampler = sampler_of(self.config)
+        return [*drawn, self.dispatch_any(params, self.prompts(problems), key, sampler, name="greedy")]
 
-    def draw(self, params: Any, problems: Sequence[data.Problem], key: Array) -> Dispatched:
-        """Dispatches them."""
-        source = self._source
-        return source.dispatch_any(params, source.prompts(problems), key, self._sampler, name="greedy")
+    def submit(self, problems: Sequence[data.Problem], rollout: Rollout, *more: Rollout) -> RolloutBatch:
+        """As `Plain`, and the greedy completions."""
+        batch, (greedy,) = super().submit(problems, rollout), more
+        wait = submit(self.rewards, problems, greedy, self.policy.texts, self.columns)
+        return dataclasses.replace(batch, pending=[*batch.pending, Baseline(wait, greedy.lengths[:, 0])])
 
-    def submit(self, problems: Sequence[data.Problem], drawn: Rollout) -> "Baseline":
-        """Submits them to the rewards."""
-        source = self._source
-        wait = submit(source.rewards, problems, drawn, source.policy.texts, source.columns)
-        return Baseline(wait, drawn.lengths[:, 0])
+
+class Greedy(Part):
+    """The need "greedy"."""
+
+    draws = WithGreedy
+
+    @classmethod
+    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
+        """Rewards of greedy completions."""
+        return {"greedy_rewards": some("P")}
 
 
 @dataclasses.dataclass(frozen=True)

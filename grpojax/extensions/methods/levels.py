@@ -12,7 +12,9 @@ from grpojax.data.problems import Problem, Problems
 from grpojax.extensions.methods.sections import CurriculumConfig
 from grpojax.host.errors import UserError
 from grpojax.run.batch import RolloutBatch, success_of
+from grpojax.run.parts.part import Part
 from grpojax.run.run_state import RunState
+from grpojax.run.source import Plain
 
 _APART = 1_000_003  # between the seeds of two levels
 MOST = 32  # levels
@@ -147,7 +149,8 @@ def check_levels(problems: Problems) -> None:
 
 
 class LevelCurriculum:
-    """The problems of each rollout of a run, drawn by level: more from levels that are solved half the time.
+    """The problems of each rollout of a run, drawn by level: more from levels that are solved half the time. It has the
+    methods of `grpojax.run.curriculum.Curriculum`.
 
     After a rollout, a level's running solve rate moves by ``1 - memory`` towards the share of its samples that passed.
     The next draws depend on these rates (`shares`) and on earlier draws (`LevelBatches`), so
@@ -177,8 +180,6 @@ class LevelCurriculum:
         self._batches = LevelBatches(problems, size, seed)
         saved = {level: Level(**x) for level, x in (state.levels or {}).items()}
         self._now = saved or self._batches.begin()
-
-    check = staticmethod(check_levels)
 
     def write(self, state: RunState) -> None:
         """Stores what the next problems depend on."""
@@ -217,3 +218,23 @@ class LevelCurriculum:
         """The running solve rate of each level, and its share of the next prompts."""
         rates = {f"levels/{level}/solve_rate": x.rate for level, x in self._now.items()}
         return rates | {f"levels/{level}/share": x for level, x in self._shares().items()}
+
+
+class ByLevel(Part):
+    """``rollout.curriculum``."""
+
+    check = staticmethod(check_levels)
+
+    def source(self, source: Plain) -> Plain:
+        """The source, with problems drawn by level."""
+        config, rollout, deciding = self.config, self.config.rollout, self.method.deciding
+        assert rollout.curriculum is not None
+        source.curriculum = LevelCurriculum(
+            source.problems,
+            rollout.prompts,
+            config.train.seed,
+            config=rollout.curriculum,
+            deciding=deciding,
+            state=source.context.state,
+        )
+        return source

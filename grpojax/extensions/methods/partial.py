@@ -21,8 +21,9 @@ from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import no_samples, unfinished
 from grpojax.run import checks
 from grpojax.run.batch import RolloutBatch
+from grpojax.run.parts.part import Part
 from grpojax.run.run_state import RunState
-from grpojax.run.sources.source import Dispatched, InFlight, Plain, from_text, to_text
+from grpojax.run.source import Dispatched, InFlight, Plain, from_text, to_text
 from grpojax.types import Array, PerPrompt, Rollout, Tokens
 
 Draw = Callable[[int], tuple[Sequence[data.Problem], Sequence[int]]]
@@ -96,6 +97,12 @@ class Partial(Plain):
         )
         whole = np.concatenate([d.rollout.lengths.any(1) for d in drawn])
         return int(known[whole if learned is None or not learned.any() else learned].min())
+
+
+class DrawsPartially(Part):
+    """``rollout.overlap``."""
+
+    draws = Partial
 
 
 @dataclasses.dataclass(kw_only=True)

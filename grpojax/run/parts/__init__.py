@@ -1,9 +1,11 @@
-"""The needs of variants beyond samples, rewards and log-probs, each in a file of its own, behind `part.Part`.
+"""What a run needs beyond samples, rewards and log-probs, each in a file of its own, behind `part.Part`.
 
-A part is named by the variant's need, or by what its objective does. It is imported only if it is used.
+A part is named by the variant's need, by what its objective does, or by a setting of the recipe. It is imported only if
+it is used.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +13,9 @@ from grpojax import extension
 from grpojax.advantages import Signals
 from grpojax.host.errors import UserError
 from grpojax.variants import Variant, is_path
+
+# Settings that a part carries out. Without its extension they may not be set. The last one wraps the source of all.
+SETTINGS = ("environment", "rollout.curriculum", "rollout.overlap", "rollout.ahead")
 
 
 def kinds(variant: Variant) -> dict[str, Any]:
@@ -36,13 +41,30 @@ def kinds(variant: Variant) -> dict[str, Any]:
     for need in of_extensions:
         loaded[need] = extension.load("needs", need, f"variant {variant.name!r} needs {need!r}")
     loaded |= {need: _load(need) for need in variant.needs if is_path(need)}
-    learning = [name for name, kind in loaded.items() if kind.learns]
-    if len(learning) > 1:
-        raise UserError(
-            f"variant {variant.name!r}: {learning[0]!r} and {learning[1]!r} each bring a network that learns, and only "
-            "one may learn with the policy: leave one of them out of needs"
-        )
+    _only_one(loaded, "learns", f"variant {variant.name!r}", "each bring a network that learns with the policy")
     return loaded
+
+
+def of(config: Any) -> dict[str, Any]:
+    """The classes of all parts of a `grpojax.run.recipe.Config`: the variant's by need, then those that its settings
+    ask for by setting.
+
+    Raises:
+      UserError: no extension has one, or two draw samples each in a way of its own.
+    """
+    found = kinds(config.method.variant)
+    for setting in SETTINGS:
+        if functools.reduce(getattr, setting.split("."), config):
+            found[setting] = extension.load("settings", setting, setting)
+    _only_one(found, "draws", f"variant {config.method.variant.name!r}", "each draw samples in a way of their own")
+    return found
+
+
+def _only_one(found: Mapping[str, Any], attribute: str, whose: str, what: str) -> None:
+    """Raises `UserError` if two parts have the attribute, of which a run may have one."""
+    names = [name for name, kind in found.items() if getattr(kind, attribute)]
+    if len(names) > 1:
+        raise UserError(f"{whose}: {names[0]!r} and {names[1]!r} {what}: leave one of them out")
 
 
 def warmup_steps(config: Any) -> int:

@@ -1,4 +1,4 @@
-"""The protocol of a part: one thing that a variant needs beyond samples, rewards and log-probs.
+"""The protocol of a part: one thing that a run needs beyond samples, rewards and log-probs.
 
 A part is made of shapes. From these come its state and its programs, also in a run that computes nothing
 (`grpojax.run.dry`). A real run then calls `load`, which reads from disk. Both pass it the programs.
@@ -63,7 +63,8 @@ class Weighed:
 
 
 class Part:
-    """One thing that a variant needs. The methods are in the order in which they are called; most do nothing here.
+    """One thing that a variant or a setting needs. Its methods stand in the order in which they are called; most do
+    nothing here.
 
     Args:
       config: the recipe.
@@ -78,6 +79,8 @@ class Part:
       extra: its signals that are no fields of `grpojax.advantages.Signals`: name to axes, "P", "P G" or "P G T". The
         variant reads it in ``signals.extra``.
       reads_gold: whether every problem must have its true answer.
+      draws: the class of the run's source, a subclass of `grpojax.run.source.Plain`, if samples are drawn in a way of
+        the part's own; None for the usual way. Of a run's parts one may have such a class.
       learns: the role of a network that learns with the policy, in one program with it
         (`grpojax.programs.update.make_joint_update`); empty for none. `networks` has its loss. Of a variant's parts one
         may have such a network.
@@ -87,6 +90,7 @@ class Part:
     options: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[Mapping[str, str]] = {}
     reads_gold: ClassVar[bool] = False
+    draws: ClassVar[Any] = None
     learns: ClassVar[str] = ""
     passes = 0
 
@@ -115,6 +119,10 @@ class Part:
     def warmup_steps(cls, config: Config) -> int:
         """Number of steps at the start of a run in which only its network learns, and the policy does not."""
         return 0
+
+    @classmethod
+    def check(cls, problems: data.Problems) -> None:
+        """Raises `UserError` if the run's problems lack something that the part needs."""
 
     # From shapes, without weights and data.
 
@@ -153,6 +161,10 @@ class Part:
           longest_prompt: most tokens of a prompt in the run.
         """
         self.policy, self.programs, self.longest_prompt = policy, programs, longest_prompt
+
+    def source(self, source: Any) -> Any:
+        """The run's source (`grpojax.run.source.Source`), made from the one without this part."""
+        return source
 
     def saved(self) -> tuple[str, ...]:
         """The roles of `networks` that a checkpoint has."""

@@ -4,8 +4,7 @@ A step asks a source for its `RolloutBatch`: `Plain.start` chooses problems and 
 waits for its samples and submits them to the rewards, and `Plain.batch` makes a step's batch of them. A filter waits
 for the rewards there and draws more if needed. Otherwise `RolloutBatch.with_rewards` waits for them.
 
-Other sources have files of their own: rollouts that are drawn ahead (`ahead`), groups that continue in the next rollout
-(`partial`), samples for the prompts where they teach most (`allocated`), and episodes of several turns (`episodes`).
+Other ways to draw are of parts (`grpojax.run.parts.part.Part.draws` and ``source``).
 """
 
 import base64
@@ -14,7 +13,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
@@ -30,11 +29,15 @@ from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.scoring import weighted_sum
-from grpojax.run import curriculum
-from grpojax.run.batch import Pending, RolloutBatch, take
+from grpojax.run.batch import RolloutBatch, take
+from grpojax.run.curriculum import Curriculum
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 from grpojax.types import Array, PerPrompt, Prompts, Rollout
+from grpojax.variants import Variant
+
+if TYPE_CHECKING:
+    from grpojax.run.parts.part import Part
 
 # Waits for device arrays. In a run, all processes then agree whether it goes on.
 Sync = Callable[[Any], object]
@@ -113,7 +116,7 @@ class InFlight:
     Attributes:
       number: number of the rollout in the run.
       problems: problems of its P prompts.
-      dispatched: the samples, and those of a `Companion`.
+      dispatched: the samples, and what a subclass of `Plain` draws with them.
       samples: the same on the host; None until they are there.
       version: version of the weights that draw it: the number of the policy's updates in them.
       passes: pass over the data that each problem belongs to.
@@ -147,37 +150,6 @@ class InFlight:
         }
 
 
-class Companion(Protocol):
-    """Completions that a variant draws with the samples of each prompt."""
-
-    def draw(self, params: Any, problems: Sequence[data.Problem], key: Array) -> Dispatched:
-        """Dispatches it; ``params`` are the weights that the policy samples with."""
-        ...
-
-    def submit(self, problems: Sequence[data.Problem], drawn: Rollout) -> Pending:
-        """Submits it to the rewards. Returns what is added to the batch once they are there."""
-        ...
-
-
-def refuse_steps(scores: Scores, variant: str, longest: int) -> dict[str, Array]:
-    """Raises `UserError` if there are rewards for steps of samples, which most variants do not read.
-
-    Args:
-      scores: of ``N`` samples.
-      variant: its name.
-      longest: most tokens of a sample, T.
-
-    Returns:
-      Signals of each sample, ``[N, T]`` by name: none.
-    """
-    if scores.stepped:
-        raise UserError(
-            f"reward {scores.stepped[0]!r} gives rewards to steps, and variant {variant!r} reads "
-            "none: take grpo_process, or give that reward weight 0"
-        )
-    return {}
-
-
 class Plain:
     """Draws a step's groups when the step begins, from the current policy.
 
@@ -189,8 +161,9 @@ class Plain:
       weights: returns the policy's current weights, and the number of updates in them.
       longest_prompt: most tokens of a prompt in the run.
       context: of the run.
-      companion: makes the companion of this source; None for none.
-      read_steps: makes a signal from the rewards of steps; `refuse_steps` refuses them.
+
+    Attributes:
+      curriculum: what chooses the problems of each rollout. A part may put another with the same methods in its place.
     """
 
     def __init__(
@@ -203,15 +176,19 @@ class Plain:
         weights: Callable[[], tuple[Any, int]],
         longest_prompt: int,
         context: Context,
-        companion: "Callable[[Plain], Companion] | None" = None,
-        read_steps: Callable[[Scores, str, int], dict[str, Array]] = refuse_steps,
     ):
         self.config, self.policy, self.rewards, self.problems = config.rollout, policy, rewards, problems
         self.method, self.weights, self.longest_prompt, self.context = config.method, weights, longest_prompt, context
-        self.sync, self.columns, self.read_steps = context.sync, columns_of(problems), read_steps
+        self.sync, self.columns = context.sync, columns_of(problems)
         self._seed, self._truncated = config.train.seed, config.train.truncated
-        self.curriculum = curriculum.make(config, problems, context.state)
-        self.companion = None if companion is None else companion(self)
+        self.curriculum: Any = Curriculum(
+            problems,
+            config.rollout.prompts,
+            config.train.seed,
+            retire=config.method.retire,
+            deciding=config.method.deciding,
+            state=context.state,
+        )
         self.drawn, self.seconds = context.state.rollouts, Counter[str]()
 
     # -------------------------------------------------------------------------------------------------- a step
@@ -335,12 +312,14 @@ class Plain:
           problems: of its prompts.
           number: of the rollout.
         """
-        params, key, config = self.params(), self.key(number), self.config
-        sampled = self.policy.sample(params, self.prompts(problems, config.group), key, config)
-        dispatched = [Dispatched(rollout=sampled, rows=len(problems), prompts=len(problems))]
-        if self.companion is not None:
-            dispatched.append(self.companion.draw(params, problems, key))
+        dispatched = self.dispatch(self.params(), problems, self.key(number))
         return InFlight(number=number, problems=problems, dispatched=dispatched)
+
+    def dispatch(self, params: Any, problems: Sequence[data.Problem], key: Array) -> list[Dispatched]:
+        """Dispatches the samples of these problems; ``params`` are the weights that the policy samples with."""
+        prompts = self.prompts(problems, self.config.group)
+        sampled = self.policy.sample(params, prompts, key, self.config)
+        return [Dispatched(rollout=sampled, rows=len(problems), prompts=len(problems))]
 
     def resumed(self, record: Mapping[str, Any]) -> InFlight:
         """A rollout that the run had drawn before it was stopped, from `InFlight.record`."""
@@ -357,18 +336,15 @@ class Plain:
         """Waits for the samples of a rollout, during which the run may stop, and submits them to the rewards."""
         return self.submit(in_flight.problems, *in_flight.on_host(self.policy, self.sync))
 
-    def submit(self, problems: Sequence[data.Problem], rollout: Rollout, more: Rollout | None = None) -> RolloutBatch:
-        """Submits samples, and ``more`` from the companion, to the rewards: each process its own rows."""
+    def submit(self, problems: Sequence[data.Problem], rollout: Rollout, *more: Rollout) -> RolloutBatch:
+        """Submits samples to the rewards: each process its own rows. ``more`` is what a subclass drew with them."""
         wait = submit(self.rewards, problems, rollout, self.policy.texts, self.columns)
-        pending: list[Pending] = [Scored(self, wait)]
-        if self.companion is not None and more is not None:
-            pending.append(self.companion.submit(problems, more))
-        return RolloutBatch(problems=problems, rollout=rollout, pending=pending)
+        return RolloutBatch(problems=problems, rollout=rollout, pending=[Scored(self, wait)])
 
     def rewarded(self, batch: RolloutBatch, scores: Scores) -> RolloutBatch:
         """A batch with its rewards, ``[P * G]`` each."""
         shape, tokens = batch.rollout.lengths.shape, batch.rollout.tokens.shape
-        signals = self.read_steps(scores, self.method.variant.name, self.config.max_tokens)
+        signals = _of_steps(scores, self.method.variant, self.config.max_tokens)
         return dataclasses.replace(
             batch,
             total=scores.total.reshape(shape),
@@ -437,6 +413,58 @@ class Noted:
         self.source.note(drawn, self.passes)
         everything = [*drawn, *(d.failed for d in drawn if d.failed is not None)]
         return dataclasses.replace(batch, everything=everything, metrics=self.source.curriculum.metrics())
+
+
+def _of_steps(scores: Scores, variant: Variant, longest: int) -> dict[str, Array]:
+    """The rewards for steps of ``N`` samples as a signal, ``{"step_rewards": [N, T]}``, NaN where no step ends; none
+    for a variant that reads none.
+
+    Args:
+      scores: of the samples.
+      variant: of the run.
+      longest: most tokens of a sample, T.
+
+    Raises:
+      UserError: the variant reads them and no reward gives any, or the other way round.
+    """
+    if "step_rewards" not in variant.needs:
+        if scores.stepped:
+            raise UserError(
+                f"reward {scores.stepped[0]!r} gives rewards to steps, and variant {variant.name!r} reads "
+                "none: take grpo_process, or give that reward weight 0"
+            )
+        return {}
+    if scores.step_rewards is not None:
+        return {"step_rewards": scores.step_rewards}
+    if np.isfinite(scores.total).any():
+        raise UserError(
+            f"variant {variant.name!r} learns from rewards of steps, and no reward of the run gives "
+            "any: take equations, or a function that returns a list of (token end, reward) for a sample"
+        )
+    return {"step_rewards": np.full((scores.total.size, longest), np.nan, np.float32)}
+
+
+def make(
+    config: Config,
+    policy: Policy,
+    rewards: Rewards,
+    problems: data.Problems,
+    *,
+    parts: Sequence["Part"],
+    **options: Any,
+) -> Source:
+    """The source of a recipe's run: the part's that draws in a way of its own, or `Plain`, as all parts wrap it.
+
+    Args:
+      config, policy, rewards, problems: as of `Plain`.
+      parts: of the run.
+      options: as of `Plain`, or as the part's source takes them.
+    """
+    kind = next((part.draws for part in parts if part.draws is not None), Plain)
+    source = kind(config, policy, rewards, problems, **options)
+    for part in parts:
+        source = part.source(source)
+    return source
 
 
 def to_text(x: np.ndarray) -> dict[str, Any]:
