@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from grpojax import losses, masked
-from grpojax.models import Decoder, DecoderConfig
+from grpojax.models import Decoder, DecoderConfig, decoder
 from grpojax.models.decoder_config import DeltaNet, Experts, Llama3Scaling
 from grpojax.models.weight_table import DECODER, layers_with
 from grpojax.types import PerToken, Prompts, TrainBatch
@@ -73,6 +73,10 @@ FAMILIES = {
 MIXTURE = dataclasses.replace(
     FAMILIES["qwen3"], family="qwen3_moe", vocab_size=56, experts=Experts(count=5, chosen=2, size=14)
 )  # whose vocabulary divides
+
+
+# By itself the forward would compile each of its operations.
+score = jax.jit(decoder.score, static_argnums=(0, 3), static_argnames=("temperature", "entropy"))
 
 
 def random_decoder(config, seed=0):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tiny_hf
 from flax import nnx
-from plain_decoder import FAMILIES, MIXTURE, plain_mixture, ragged_batch, random_decoder, some_prompts
+from plain_decoder import FAMILIES, MIXTURE, plain_mixture, ragged_batch, random_decoder, score, some_prompts
 from rollout_weights import for_rollouts
 
 from grpojax import sharding
 from grpojax.device import Real
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, decoder, experts, hf, quantised, score
+from grpojax.models import Compute, decoder, experts, hf, quantised
 from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
 from grpojax.programs import blocks, packing, policy_update, state

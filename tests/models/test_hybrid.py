@@ -10,12 +10,12 @@ import safetensors.numpy
 import tiny_hf
 from flax import nnx
 from hf_compare import assert_same_torch, our_logps, their, their_logps
-from plain_decoder import BASE, FAMILIES, ragged_batch, random_decoder, some_prompts
+from plain_decoder import BASE, FAMILIES, ragged_batch, random_decoder, score, some_prompts
 from rollout_weights import for_rollouts
 
 from grpojax import models, sharding
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, flops, score
+from grpojax.models import Compute, flops
 from grpojax.models import decoder as dec
 from grpojax.models.weight_table import shardings
 from grpojax.programs import packing, state

@@ -15,6 +15,7 @@ from grpojax.models.logprobs import token_scores
 from grpojax.programs import packing
 from grpojax.types import PerToken, TrainBatch
 
+LARGE = ("glm4_moe", "qwen3_5")  # programs that compile for a minute; the others show all ways
 ALIKE = "qwen3 qwen2_untied llama smollm3 granite olmo2 gemma3_text ministral3 glm4 hunyuan".split()  # in the gradient
 
 
@@ -36,7 +37,8 @@ def test_value_and_gradient_equal_the_plain_forward(family):
         return (weight * (logps + 0.3 * entropies)).sum(), logps
 
     (want, logps), want_grad = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
-    for gather, remat, platform in [(False, "layer", None), (True, "matmuls", "gpu"), (False, "none", None)]:
+    ways = [(False, "layer", None), (True, "matmuls", "gpu"), (False, "none", None)]
+    for gather, remat, platform in ways[:1] if family in LARGE else ways:
         packed, layout = packing.pack(batch, gather=gather)
         assert (packed.rows.gather is not None) == gather
         rows = jax.tree.map(lambda x: x[0], packed.rows)

@@ -13,7 +13,8 @@ from plain_decoder import BASE, FAMILIES, MIXTURE, learning_batch, random_decode
 from grpojax import losses, sharding
 from grpojax.device import ROWS, Real
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, adapters, score
+from grpojax.models import Compute, adapters
+from grpojax.models import decoder as dec
 from grpojax.models.adapters import AdapterConfig
 from grpojax.models.weight_table import DECODER, shardings
 from grpojax.programs import packing, policy_state, policy_update, state
@@ -36,6 +37,9 @@ KINDS = {
     "int8 dora": dataclasses.replace(LORA, base="int8", dora=True),
     "attention": dataclasses.replace(LORA, target=("q_proj", "v_proj"), rslora=True),
 }
+
+
+score = jax.jit(dec.score, static_argnums=(0, 3))  # by itself it would compile each of its operations
 
 
 def mesh_of(sizes):
@@ -99,7 +103,7 @@ def test_a_start_leaves_the_base_bitwise_as_it_is(of):
     ("of", "kind"),
     [
         *(("dense", kind) for kind in KINDS),
-        ("hybrid", "lora"),
+        pytest.param("hybrid", "lora", marks=pytest.mark.exhaustive),
         ("hybrid", "int8 dora"),
         ("mixture", "int8"),
         ("shared expert", "lora"),
@@ -122,7 +126,13 @@ def test_factors_compute_what_the_dense_weight_does_merged_or_not(of, kind):
 
 
 @pytest.mark.parametrize(
-    ("of", "dora"), [("dense", False), ("dense", True), ("hybrid", True), ("shared expert", False)]
+    ("of", "dora"),
+    [
+        ("dense", False),
+        pytest.param("dense", True, marks=pytest.mark.exhaustive),
+        ("hybrid", True),
+        ("shared expert", False),
+    ],
 )
 def test_the_gradient_of_factors_is_that_of_the_dense_weight(of, dora):
     config, decoder = dataclasses.replace(LORA, dora=dora), DECODERS[of]
@@ -130,10 +140,10 @@ def test_the_gradient_of_factors_is_that_of_the_dense_weight(of, dora):
     factors, loss = random_factors(config, base, decoder=decoder), loss_of(graph)
     micro = jax.tree.map(lambda x: x[0], packed_on(None))
     learns = policy_state.on_base(Learns(loss=loss, optimizer=optax.identity()))
-    got = jax.grad(learns.loss, has_aux=True)(factors, {"base": base}, micro)[0]
+    got = jax.jit(jax.grad(learns.loss, has_aux=True))(factors, {"base": base}, micro)[0]
     params = adapters.joined(base, factors)
     whole = jax.tree_util.tree_map_with_path(dense, params, is_leaf=adapters.is_adapted)
-    grads = jax.grad(loss, has_aux=True)(whole, None, micro)[0]["layers"]
+    grads = jax.jit(jax.grad(loss, has_aux=True))(whole, None, micro)[0]["layers"]
     of_a = dict.fromkeys(factors, 0.0)
     for name in config.weights(decoder):
         one = name if f"{name}_a" in factors else "delta_qkv"  # queries, keys and values of a delta net have one A
@@ -184,7 +194,8 @@ def test_full_rank_and_orthogonal_a_take_the_step_of_the_dense_weight(of):
 
     params = random_decoder(decoder)[1]
     micro = jax.tree.map(lambda x: x[0], packed)
-    grads = jax.tree_util.tree_map_with_path(of_layers, jax.grad(loss_of(graph), has_aux=True)(params, None, micro)[0])
+    grads = jax.jit(jax.grad(loss_of(graph), has_aux=True))(params, None, micro)[0]
+    grads = jax.tree_util.tree_map_with_path(of_layers, grads)
     want = jax.tree.map(lambda w, g: w - rate * g, params, grads)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), merged, want)
     assert max(jnp.abs(g).max() for g in jax.tree.leaves(grads)) > 1e-2
@@ -227,9 +238,13 @@ def learned(config, sizes, updates=2, decoder=CONFIG):
 @pytest.mark.parametrize(
     ("of", "kind", "sizes"),
     [
-        *(("dense", kind, sizes) for kind in ("lora", "int8") for sizes in (None, (2, 1, 4))),
+        ("dense", "lora", None),
+        ("dense", "int8", (2, 1, 4)),
+        *(
+            pytest.param(*given, marks=pytest.mark.exhaustive)
+            for given in (("dense", "lora", (2, 1, 4)), ("dense", "int8", None), ("hybrid", "int8", None))
+        ),
         ("hybrid", "lora", (4, 1, 2)),
-        ("hybrid", "int8", None),
         ("mixture", "int8", (4, 1, 2)),
     ],
 )
@@ -313,7 +328,7 @@ def test_grouped_products_of_experts_with_factors_equal_those_of_all_tokens(kind
 
     def run(experts):
         learns = policy_state.on_base(Learns(loss=loss_of(graph, Compute(experts=experts)), optimizer=optax.identity()))
-        return jax.value_and_grad(learns.loss, has_aux=True)(factors, {"base": base}, micro)
+        return jax.jit(jax.value_and_grad(learns.loss, has_aux=True))(factors, {"base": base}, micro)
 
     (got, _), grads = run("grouped")
     (want, _), of_all = run("every")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tiny_hf
 from flax import nnx
-from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts
+from plain_decoder import BASE, FAMILIES, random_decoder, score, some_prompts
 from short_blocks import blocks_of
 
 from grpojax import sharding
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, hf, score
+from grpojax.models import Compute, hf
 from grpojax.models.weight_table import shardings
 from grpojax.programs import batch_shards, packing, sampler, state
 from grpojax.programs.sampler import SampleQueue, SamplerConfig, Slots, sample_groups
@@ -178,7 +178,13 @@ def test_params_are_an_argument_not_a_constant(decoder):
     [
         ("qwen2", 1.0, Compute()),
         ("qwen2", 0.6, Compute()),
-        *((family, 1.0, of) for family in BLOCKS for of in (Compute(), TPU)),
+        *((family, 1.0, TPU) for family in BLOCKS),
+        *(
+            (family, 1.0, Compute())
+            if family in ("gemma3_text", "qwen3_5", "gpt_oss")
+            else pytest.param(family, 1.0, Compute(), marks=pytest.mark.exhaustive)
+            for family in BLOCKS
+        ),
     ],
 )
 def test_log_probs_equal_the_trainers(family, temperature, of):
