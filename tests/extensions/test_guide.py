@@ -139,3 +139,4 @@ def test_generated_pages_are_whole():
     ]
     assert "| `rollout.decode_slots` | whole number | `0` |" in pages["reference/recipe.md"]
     assert all(f"usage: grpojax {name} " in pages["reference/commands.md"] for name in made.commands())
+    assert all(pages["scale/what_fits.md"].count(f"| {name} |") == 3 for name in made.SHAPES)

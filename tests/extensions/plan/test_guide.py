@@ -4,8 +4,6 @@ import guide_pages
 import pytest
 from guide_pages import LINES, PAGES, of
 
-from grpojax.extensions.plan import plan_shapes
-
 EXTENSION = "plan"
 importable = guide_pages.importable
 
@@ -18,8 +16,3 @@ def test_commands_are_taken(page, line):
 def test_every_named_module_and_file_exists():
     for page in PAGES:
         guide_pages.check_names(page, EXTENSION)
-
-
-def test_generated_pages_have_what_fits():
-    text = guide_pages.generated().pages()["scale/what_fits.md"]
-    assert all(text.count(f"| {name} |") == 3 for name in plan_shapes.SHAPES)
