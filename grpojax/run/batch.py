@@ -53,8 +53,9 @@ class RolloutBatch:
       failed: the earlier samples of ``seeded`` prompts, without solved problems in context. All are wrong, and the
         policy learns from none of them.
       drawn: the drawn samples, if ``rollout`` has another text in their place to learn from; otherwise None.
-      everything: all groups that were drawn for the step, including those that its filter dropped.
-      metrics: metrics on the choice of problems and the drawing of samples.
+      passes: pass over the data that each problem belongs to, in a batch of one rollout.
+      rollouts: the rollouts that the groups were chosen from, if a filter chose them; otherwise the batch is one.
+      metrics: metrics of samples that were replaced.
       episodes: counts of each episode, ``[P, G]`` int by name: "turns", "calls" of tools, "failures" among these, and
         "malformed" among the failures. Empty if samples are no episodes.
       events: how often something befell episodes, by its name in ``episode/...``; 0 where it did not.
@@ -77,17 +78,31 @@ class RolloutBatch:
     seeded: PerPrompt | None = None
     failed: "RolloutBatch | None" = None
     drawn: Rollout | None = None
-    everything: "Sequence[RolloutBatch]" = ()
+    passes: Sequence[int] = ()
+    rollouts: "Sequence[RolloutBatch]" = ()
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     episodes: Mapping[str, Samples] = dataclasses.field(default_factory=dict)
     events: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def with_rewards(self) -> "RolloutBatch":
-        """The batch with its rewards, once they are there. Call it once for a step's batch: the source notes them."""
+        """The batch with its rewards, once they are there."""
         batch = dataclasses.replace(self, pending=())
         for pending in self.pending:
             batch = pending.rewarded(batch)
         return batch
+
+    @property
+    def as_drawn(self) -> "Sequence[RolloutBatch]":
+        """The rollouts of the step, with the samples as they were drawn."""
+        if self.rollouts:
+            return self.rollouts
+        return [self if self.drawn is None else dataclasses.replace(self, rollout=self.drawn, drawn=None)]
+
+    @property
+    def everything(self) -> "Sequence[RolloutBatch]":
+        """All groups that were drawn for the step, including those that its filter dropped, and failed ones."""
+        drawn = self.as_drawn
+        return [*drawn, *(d.failed for d in drawn if d.failed is not None)]
 
     @property
     def sampled(self) -> Tokens:

@@ -80,6 +80,10 @@ class Source(Protocol):
         """
         ...
 
+    def note(self, batch: RolloutBatch) -> dict[str, float]:
+        """Notes what later draws depend on, from a step's batch with its rewards. Returns metrics of it."""
+        ...
+
     def write(self, state: RunState) -> None:
         """Stores the state that the next draws depend on, once a step has learned from its batch."""
         ...
@@ -207,24 +211,20 @@ class Plain:
 
     def _unfiltered(self, first: InFlight) -> RolloutBatch:
         batch = self.collect(first)
-        noted = Noted(self, [first.passes])
         return dataclasses.replace(
-            batch,
-            dropped=~batch.rollout.lengths.any(1),
-            version=self.version([first], [batch]),
-            pending=(*batch.pending, noted),
+            batch, dropped=~batch.rollout.lengths.any(1), version=self.version([first], [batch]), passes=first.passes
         )
 
     def _filtered(self, number: int, first: InFlight) -> RolloutBatch:
         """Waits for the rewards, and draws more until the number of kept groups is that of a rollout."""
         chosen, size = self.method.filter, self.config.prompts
         assert chosen is not None and chosen.max_rollouts is not None, "of a method it is filled in"
-        started, drawn = [first], [self.collect(first).with_rewards()]
+        started, drawn = [first], [self._judged(first)]
         keeps = [self.keeps(drawn[0])]
         wanted = int(drawn[0].rollout.lengths.any(1).sum())
         while sum(k.sum() for k in keeps) < wanted and len(drawn) < chosen.max_rollouts:
             started.append(self.start())
-            drawn.append(self.collect(started[-1]).with_rewards())
+            drawn.append(self._judged(started[-1]))
             keeps.append(self.keeps(drawn[-1]))
         keep, there = np.concatenate(keeps), np.concatenate([d.rollout.lengths.any(1) for d in drawn])
         if not keep.any():
@@ -242,8 +242,12 @@ class Plain:
             dropped=~keep[order],
             kept_share=float(keep[there].mean()),
             version=self.version(started, drawn, learned),
-            pending=(Noted(self, [f.passes for f in started], drawn),),
+            rollouts=drawn,
         )
+
+    def _judged(self, in_flight: InFlight) -> RolloutBatch:
+        """A rollout with its rewards, for which it waits."""
+        return dataclasses.replace(self.collect(in_flight).with_rewards(), passes=in_flight.passes)
 
     @on_host()
     def keeps(self, batch: RolloutBatch) -> PerPrompt:
@@ -270,14 +274,10 @@ class Plain:
         """
         return started[0].version
 
-    def note(self, drawn: Sequence[RolloutBatch], passes: Sequence[Sequence[int]]) -> None:
-        """Notes the facts that later draws depend on, from a step's rollouts with their rewards.
-
-        Args:
-          drawn: the rollouts.
-          passes: pass over the data that the problems of each belong to.
-        """
-        self.curriculum.note(zip(drawn, passes, strict=True))
+    def note(self, batch: RolloutBatch) -> dict[str, float]:
+        """Notes what later draws depend on, from a step's batch with its rewards. Returns metrics of it."""
+        self.curriculum.note((drawn, drawn.passes) for drawn in batch.as_drawn)
+        return self.curriculum.metrics()
 
     def write(self, state: RunState) -> None:
         """Puts down what the next draws follow from."""
@@ -391,28 +391,6 @@ class Scored:
     def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
         """The batch with them."""
         return self.source.rewarded(batch, self.wait())
-
-
-@dataclasses.dataclass(frozen=True)
-class Noted:
-    """The facts that a source notes from a step's rewards.
-
-    Attributes:
-      source: of the step.
-      passes: over the data that the problems of each rollout belong to.
-      drawn: the rollouts with their rewards; None if the batch is all of one.
-    """
-
-    source: Plain
-    passes: Sequence[Sequence[int]]
-    drawn: Sequence[RolloutBatch] | None = None
-
-    def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch with everything that was drawn for it. From here on, draws depend on its rewards."""
-        drawn = [batch] if self.drawn is None else self.drawn
-        self.source.note(drawn, self.passes)
-        everything = [*drawn, *(d.failed for d in drawn if d.failed is not None)]
-        return dataclasses.replace(batch, everything=everything, metrics=self.source.curriculum.metrics())
 
 
 def _of_steps(scores: Scores, variant: Variant, longest: int) -> dict[str, Array]:

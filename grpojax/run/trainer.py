@@ -241,11 +241,12 @@ class Trainer(Task):
         signals = learner.score(packed)
         clock.lap("score")
         batch = batch.with_rewards()
+        of_problems = self.source.note(batch)
         clock.lap("reward")
         advantages, of_signals, lengths = learner.weigh(packed, batch, signals)
 
         shares = self._count(batch)
-        known = step_metrics.of_rollouts(batch, method) | of_signals
+        known = step_metrics.of_rollouts(batch, method) | of_problems | of_signals
         known["useful_token_fraction"] = float(np.mean([m.layout.useful for m in packed]))
         if method.older:
             known |= step_metrics.of_version(batch.version, learner.updates)

@@ -62,6 +62,20 @@ def test_solved_prompts_are_not_drawn_in_later_passes(recipe, graded, tmp_path):
     assert set(trainer.state.passes[0]["left_out"]) >= solved
 
 
+def test_waiting_for_rewards_notes_nothing(recipe, graded, tmp_path):
+    trainer = trainer_of(load(recipe, graded, tmp_path / "run"))
+    batch = trainer.source.next(1)
+    judged = [batch.with_rewards() for _ in range(2)]
+
+    def solved():
+        trainer.source.write(trainer.state)
+        return {uid for uid, _ in trainer.state.solved}
+
+    assert not solved()
+    trainer.source.note(judged[1])
+    assert solved() == {p.uid for p in batch.problems if p.uid % 3 == 0}
+
+
 @pytest.mark.in_ci("culling")
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), CULLING], ids=["scale_rl", "culling"])

@@ -16,7 +16,7 @@ def test_the_policy_alone():
     drawn = [BATCH, judged([[1, 2], [2, 1]])]  # a filter has dropped two groups of three
     got = step_flops(
         CONFIG,
-        dataclasses.replace(BATCH, everything=drawn),
+        dataclasses.replace(BATCH, rollouts=drawn),
         scores=2,
         iterations=3,
         parts=[{"late": 3.0}, {"late": 4.0, "score": 1.0}],
@@ -26,7 +26,7 @@ def test_the_policy_alone():
 
 def test_a_greedy_completion_runs_its_prompt_again():
     drawn = [judged([[1, 2]], np.array([2]))]
-    got = step_flops(CONFIG, dataclasses.replace(BATCH, everything=drawn), scores=0, iterations=1)
+    got = step_flops(CONFIG, dataclasses.replace(BATCH, rollouts=drawn), scores=0, iterations=1)
     assert got == {"rollout": 4328 + 3536, "score": 0, "late": 0, "update": 3 * FORWARD}
 
 

@@ -57,6 +57,10 @@ class Ahead:
         self._following = context.begin(lambda: self.source.start() if goes_on else None)
         return batch
 
+    def note(self, batch: RolloutBatch) -> dict[str, float]:
+        """As of its source."""
+        return self.source.note(batch)
+
     def write(self, state: RunState) -> None:
         """Stores the state that the next draws depend on. The rollout started in this step is the next step's."""
         self.source.write(state)

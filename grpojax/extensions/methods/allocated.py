@@ -71,17 +71,16 @@ class Allocated(Plain):
         if self._exemplars is not None:
             state.exemplars = self._exemplars.state()
 
-    def note(self, drawn: Sequence[RolloutBatch], passes: Sequence[Sequence[int]]) -> None:
+    def note(self, batch: RolloutBatch) -> dict[str, float]:
         """As `Plain`; also adds each prompt's first sample that passes and has an end to the exemplars."""
-        super().note(drawn, passes)
-        if self._exemplars is None:
-            return
-        for batch in drawn:
-            right = self.succeeds(batch) & batch.rollout.stopped
-            for p in np.flatnonzero(right.any(1)).tolist():
-                g = int(right[p].argmax())
-                tokens = batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]]
-                self._exemplars.add(batch.problems[p].uid, *self.policy.texts([tokens.tolist()]))
+        if self._exemplars is not None:
+            for drawn in batch.as_drawn:
+                right = self.succeeds(drawn) & drawn.rollout.stopped
+                for p in np.flatnonzero(right.any(1)).tolist():
+                    g = int(right[p].argmax())
+                    tokens = drawn.rollout.tokens[p, g, : drawn.rollout.lengths[p, g]]
+                    self._exemplars.add(drawn.problems[p].uid, *self.policy.texts([tokens.tolist()]))
+        return super().note(batch)
 
     def draw(self, problems: Sequence[data.Problem], number: int) -> "Probed":
         """Dispatches the probe; `collect` draws the rest phase by phase."""

@@ -119,7 +119,7 @@ def run(recipe, tmp_path_factory):
     trainer = Trainer(load(recipe, directory))
     kept, apart = [], []
     note, score_all, score = trainer.source.note, trainer.learner.score, trainer.learner.programs.score
-    trainer.source.note = lambda drawn, passes: (kept.extend(drawn), note(drawn, passes))
+    trainer.source.note = lambda batch: kept.extend(batch.as_drawn) or note(batch)
 
     def scored(minis):
         for m in minis:

@@ -1,6 +1,5 @@
 """The useful FLOPs of a critic, counted by hand."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +25,7 @@ def test_a_critic_says_and_learns(frozen, passes):
         config=SimpleNamespace(train=TrainConfig(steps=1, ppo_epochs=2)),
     )
     assert CRITIC == 4064
-    whole = dataclasses.replace(BATCH, everything=[BATCH])
+    whole = BATCH
     one = {"scores": 1, "iterations": 2, "parts": [Critic.flops(critic, whole)]}
     got = step_flops(CONFIG, whole, **one)
     assert (got["score"], got["update"]) == (FORWARD + CRITIC, 2 * (3 * FORWARD + passes * CRITIC))
