@@ -156,7 +156,7 @@ def pytest_collection_finish(session):
 # ---------------------------------------------------------------------------------------------- memory
 
 MIB = 2**20
-FULL = 3000  # MiB that a worker may hold before it lets go of compiled programs
+FULL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB // 4  # that a worker may hold of programs
 _held = 0  # MiB that it held after it last did
 
 

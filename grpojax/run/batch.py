@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,14 +18,6 @@ from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 _NONE = np.zeros((0, 0), np.float32)
 
 
-class Pending(Protocol):
-    """Rewards that are under way, or values that follow from them."""
-
-    def rewarded(self, batch: "RolloutBatch") -> "RolloutBatch":
-        """Waits for the rewards, and returns the batch with them."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutBatch:
     """Groups of samples on the host. `with_rewards` waits for their rewards.
@@ -35,8 +27,8 @@ class RolloutBatch:
       rollout: the samples, ``[P, G, ...]``. If a prompt got fewer samples than others, the missing ones have length 0
         and no reward. The same holds for all samples of a group that is not complete yet. The tokens of an episode are
         the policy's own and what its environment answered (`sampled`).
-      pending: rewards and other values that are still to come, in the order in which they are added; empty if all are
-        there.
+      pending: functions that wait for rewards, or for values that follow from them, and return the batch with them, in
+        the order in which they are called; empty if all is there.
       dropped: ``[P]`` bool, groups that only fill up a step's batch and have weight 0.
       kept_share: the share of all groups drawn for the step that its filter kept.
       version: number of updates in the weights that drew the oldest samples.
@@ -63,7 +55,7 @@ class RolloutBatch:
 
     problems: Sequence[data.Problem]
     rollout: Rollout
-    pending: Sequence[Pending] = ()
+    pending: "Sequence[Callable[[RolloutBatch], RolloutBatch]]" = ()
     dropped: PerPrompt = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
     kept_share: float = 1.0
     version: int = 0
@@ -87,8 +79,8 @@ class RolloutBatch:
     def with_rewards(self) -> "RolloutBatch":
         """The batch with its rewards, once they are there."""
         batch = dataclasses.replace(self, pending=())
-        for pending in self.pending:
-            batch = pending.rewarded(batch)
+        for add in self.pending:
+            batch = add(batch)
         return batch
 
     @property

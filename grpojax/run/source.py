@@ -9,6 +9,7 @@ Other ways to draw are of parts (`grpojax.run.parts.part.Part.draws` and ``sourc
 
 import base64
 import dataclasses
+import functools
 import time
 import zlib
 from collections import Counter
@@ -339,11 +340,11 @@ class Plain:
     def submit(self, problems: Sequence[data.Problem], rollout: Rollout, *more: Rollout) -> RolloutBatch:
         """Submits samples to the rewards: each process its own rows. ``more`` is what a subclass drew with them."""
         wait = submit(self.rewards, problems, rollout, self.policy.texts, self.columns)
-        return RolloutBatch(problems=problems, rollout=rollout, pending=[Scored(self, wait)])
+        return RolloutBatch(problems=problems, rollout=rollout, pending=[functools.partial(self.rewarded, wait)])
 
-    def rewarded(self, batch: RolloutBatch, scores: Scores) -> RolloutBatch:
-        """A batch with its rewards, ``[P * G]`` each."""
-        shape, tokens = batch.rollout.lengths.shape, batch.rollout.tokens.shape
+    def rewarded(self, wait: Callable[[], Scores], batch: RolloutBatch) -> RolloutBatch:
+        """A batch with its rewards, ``[P * G]`` each, for which ``wait`` waits."""
+        scores, shape, tokens = wait(), batch.rollout.lengths.shape, batch.rollout.tokens.shape
         signals = _of_steps(scores, self.method.variant, self.config.max_tokens)
         return dataclasses.replace(
             batch,
@@ -379,18 +380,6 @@ class Plain:
         filled = jax.tree.map(lambda x: x[np.arange(rows) % n], prompts)
         rollout = self.policy.sample(params, filled, key, config, name=name)
         return Dispatched(rollout=rollout, rows=rows, prompts=n)
-
-
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    """The rewards of a rollout, for which ``wait`` waits."""
-
-    source: Plain
-    wait: Callable[[], Scores]
-
-    def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch with them."""
-        return self.source.rewarded(batch, self.wait())
 
 
 def _of_steps(scores: Scores, variant: Variant, longest: int) -> dict[str, Array]:

@@ -1,6 +1,7 @@
 """Episodes of several turns (``environment``): the policy's turns, and what its environments answer."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.parts.part import Part
-from grpojax.run.source import InFlight, Plain, Scored
+from grpojax.run.source import InFlight, Plain
 
 
 class Episodes(Plain):
@@ -64,7 +65,7 @@ class Episodes(Plain):
         return RolloutBatch(
             problems=played.problems,
             rollout=played.rollout,
-            pending=[Scored(self, wait), Without(played.invalid)],
+            pending=[functools.partial(self.rewarded, wait), functools.partial(without, played.invalid)],
             signals={"full_lengths": played.lengths},
             episodes=played.counts,
             events=played.events,
@@ -107,22 +108,16 @@ class Begun(InFlight):
     playing: players.Begun
 
 
-@dataclasses.dataclass(frozen=True)
-class Without:
-    """Takes the rewards from episodes that are invalid, each for a reason."""
-
-    invalid: Mapping[Place, str]
-
-    def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch without them."""
-        counts = np.ones(batch.total.shape, bool)
-        for at in self.invalid:
-            counts[at] = False
-        reasons = Counter(f"environment/{reason}" for reason in self.invalid.values())
-        return dataclasses.replace(
-            batch,
-            total=np.where(counts, batch.total, np.nan),
-            reward=np.where(counts, batch.reward, np.nan),
-            by_name={name: np.where(counts, x, np.nan) for name, x in batch.by_name.items()},
-            invalid=dict(Counter(batch.invalid) + reasons),
-        )
+def without(invalid: Mapping[Place, str], batch: RolloutBatch) -> RolloutBatch:
+    """The batch without the rewards of episodes that are invalid, each for a reason."""
+    counts = np.ones(batch.total.shape, bool)
+    for at in invalid:
+        counts[at] = False
+    reasons = Counter(f"environment/{reason}" for reason in invalid.values())
+    return dataclasses.replace(
+        batch,
+        total=np.where(counts, batch.total, np.nan),
+        reward=np.where(counts, batch.reward, np.nan),
+        by_name={name: np.where(counts, x, np.nan) for name, x in batch.by_name.items()},
+        invalid=dict(Counter(batch.invalid) + reasons),
+    )

@@ -153,8 +153,8 @@ class Allocated(Plain):
         shape = len(problems), self.plan.most
         rollout = jax.tree.map(lambda *xs: _lay(phases, xs, shape, 0), *(p.drawn.rollout for p in phases))
         learned = [a if s else p for a, p, s in zip(asked, problems, seeded, strict=True)]
-        joined = Joined(phases, None if self._exemplars is None else seeded)
-        return RolloutBatch(problems=learned, rollout=rollout, pending=[joined])
+        add = functools.partial(joined, phases, None if self._exemplars is None else seeded)
+        return RolloutBatch(problems=learned, rollout=rollout, pending=[add])
 
 
 class Allocation(Part):
@@ -194,38 +194,32 @@ class Phase(NamedTuple):
         return self._replace(drawn=self.drawn.with_rewards())
 
 
-@dataclasses.dataclass(frozen=True)
-class Joined:
-    """The rewards of all phases.
+def joined(phases: Sequence[Phase], seeded: PerPrompt | None, batch: RolloutBatch) -> RolloutBatch:
+    """The batch with the rewards of all phases, for which it waits.
 
-    Attributes:
+    Args:
       phases: the probe, and those after it.
       seeded: ``[P]`` bool, the prompts with solved problems before them; None if no prompt can have any.
+      batch: the samples of all phases.
     """
+    phases, shape = [p.rewarded() for p in phases], batch.rollout.lengths.shape
+    each = [p.drawn for p in phases]
 
-    phases: Sequence[Phase]
-    seeded: PerPrompt | None
+    def whole(*xs: Array) -> Samples:
+        return _lay(phases, xs, shape, np.nan)
 
-    def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch with them."""
-        phases, shape = [p.rewarded() for p in self.phases], batch.rollout.lengths.shape
-        each = [p.drawn for p in phases]
-
-        def whole(*xs: Array) -> Samples:
-            return _lay(phases, xs, shape, np.nan)
-
-        failed = None
-        if self.seeded is not None and self.seeded.any():
-            failed = _failed(phases[0].drawn, self.seeded, shape[1])
-        return dataclasses.replace(
-            batch,
-            total=whole(*(j.total for j in each)),
-            reward=whole(*(j.reward for j in each)),
-            by_name={name: whole(*(j.by_name[name] for j in each)) for name in each[0].by_name},
-            invalid=dict(sum((Counter(j.invalid) for j in each), Counter())),
-            seeded=self.seeded,
-            failed=failed,
-        )
+    failed = None
+    if seeded is not None and seeded.any():
+        failed = _failed(phases[0].drawn, seeded, shape[1])
+    return dataclasses.replace(
+        batch,
+        total=whole(*(j.total for j in each)),
+        reward=whole(*(j.reward for j in each)),
+        by_name={name: whole(*(j.by_name[name] for j in each)) for name in each[0].by_name},
+        invalid=dict(sum((Counter(j.invalid) for j in each), Counter())),
+        seeded=seeded,
+        failed=failed,
+    )
 
 
 def _next(more: PerPrompt, counts: PerPrompt) -> tuple[np.ndarray, np.ndarray]:

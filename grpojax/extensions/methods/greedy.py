@@ -1,6 +1,7 @@
 """The greedy completion of each prompt, whose reward is the baseline of its samples (ReMax)."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from grpojax.rewards import Scores
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.parts.part import Part
 from grpojax.run.source import Dispatched, Plain
-from grpojax.types import Array, PerPrompt, Rollout
+from grpojax.types import Array, Rollout
 
 
 def sampler_of(config: SamplerConfig) -> SamplerConfig:
@@ -34,7 +35,7 @@ class WithGreedy(Plain):
         """As `Plain`, and the greedy completions."""
         batch, (greedy,) = super().submit(problems, rollout), more
         wait = submit(self.rewards, problems, greedy, self.policy.texts, self.columns)
-        return dataclasses.replace(batch, pending=[*batch.pending, Baseline(wait, greedy.lengths[:, 0])])
+        return dataclasses.replace(batch, pending=[*batch.pending, functools.partial(with_greedy, greedy, wait)])
 
 
 class Greedy(Part):
@@ -48,19 +49,12 @@ class Greedy(Part):
         return {"greedy_rewards": some("P")}
 
 
-@dataclasses.dataclass(frozen=True)
-class Baseline:
-    """Rewards of greedy completions, for which ``wait`` waits, and their lengths ``[P]``."""
-
-    wait: Callable[[], Scores]
-    lengths: PerPrompt
-
-    def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch with them."""
-        scores = self.wait()
-        return dataclasses.replace(
-            batch,
-            invalid={**batch.invalid} | {f"greedy/{kind}": n for kind, n in scores.invalid.items()},
-            signals={**batch.signals, "greedy_rewards": scores.total},
-            greedy_lengths=self.lengths,
-        )
+def with_greedy(greedy: Rollout, wait: Callable[[], Scores], batch: RolloutBatch) -> RolloutBatch:
+    """The batch with the rewards of its greedy completions, for which ``wait`` waits."""
+    scores = wait()
+    return dataclasses.replace(
+        batch,
+        invalid={**batch.invalid} | {f"greedy/{kind}": n for kind, n in scores.invalid.items()},
+        signals={**batch.signals, "greedy_rewards": scores.total},
+        greedy_lengths=greedy.lengths[:, 0],
+    )

@@ -9,6 +9,7 @@ drops. It is scored, counted and learned from in the step in which it becomes co
 """
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -81,7 +82,8 @@ class Partial(Plain):
         asked = [p for p, done in zip(problems, whole, strict=True) if done]
         submitted = self.submit(asked, jax.tree.map(lambda x: x[whole], rollout))
         self.places.keep(in_flight, only(rollout, ~whole))
-        return RolloutBatch(problems=problems, rollout=only(rollout, whole), pending=[Among(submitted, whole)])
+        add = functools.partial(among, submitted, whole)
+        return RolloutBatch(problems=problems, rollout=only(rollout, whole), pending=[add])
 
     def batch(self, number: int, first: InFlight, *, since: float) -> RolloutBatch:
         """As `Plain`, with the groups that continue."""
@@ -208,35 +210,29 @@ class Places:
         self.carried = Carried(samples=rest, versions=np.where(there, in_flight.versions, np.int32(0)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Among:
-    """The rewards of some groups, put at their places in a batch; other groups have none.
+def among(groups: RolloutBatch, which: PerPrompt, batch: RolloutBatch) -> RolloutBatch:
+    """The batch with the rewards of some groups, for which it waits; other groups have none.
 
-    Attributes:
+    Args:
       groups: only these groups.
-      which: ``[P]`` bool, their places.
+      which: ``[P]`` bool, their places in the batch.
+      batch: all groups.
     """
+    groups = groups.with_rewards()
 
-    groups: RolloutBatch
-    which: PerPrompt
+    def wide(x: Array) -> np.ndarray:
+        out = np.full((len(which), *x.shape[1:]), np.nan, x.dtype)
+        out[which] = x
+        return out
 
-    def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch with them."""
-        groups = self.groups.with_rewards()
-
-        def wide(x: Array) -> np.ndarray:
-            out = np.full((len(self.which), *x.shape[1:]), np.nan, x.dtype)
-            out[self.which] = x
-            return out
-
-        return dataclasses.replace(
-            batch,
-            total=wide(groups.total),
-            reward=wide(groups.reward),
-            by_name={name: wide(x) for name, x in groups.by_name.items()},
-            invalid=groups.invalid,
-            signals={name: wide(x) for name, x in groups.signals.items()},
-        )
+    return dataclasses.replace(
+        batch,
+        total=wide(groups.total),
+        reward=wide(groups.reward),
+        by_name={name: wide(x) for name, x in groups.by_name.items()},
+        invalid=groups.invalid,
+        signals={name: wide(x) for name, x in groups.signals.items()},
+    )
 
 
 def only(rollout: Rollout, which: PerPrompt) -> Rollout:

@@ -323,7 +323,7 @@ def some_groups():
     which = np.array([True, False, True])
     wide = jax.tree.map(lambda x: np.insert(x, 1, 7, 0), rollout)
     of_three = batch.RolloutBatch(problems=problems_of(0, 1, 2), rollout=partial.only(wide, which))
-    return of_two, partial.Among(of_two, which).rewarded(of_three), which
+    return of_two, partial.among(of_two, which, of_three), which
 
 
 def test_metrics_are_those_of_the_whole_groups():

@@ -42,8 +42,8 @@ def seeded(recipe, tmp_path_factory):
         source._exemplars.add(uid, completion)
     plain = source.rewarded
 
-    def judged(batch, scores):
-        made = plain(batch, scores)
+    def judged(wait, batch):
+        made = plain(wait, batch)
         right = np.array([[float(p.uid not in FAILS)] for p in batch.problems]) * (batch.rollout.lengths % 2)
         right = right.astype(np.float32)
         return dataclasses.replace(made, total=right, reward=right, by_name={"tiny_run:parity": right})
