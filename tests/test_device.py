@@ -222,7 +222,7 @@ def test_a_run_that_is_over_compiles_nothing_more_and_logs_nothing(compiles, cap
 def test_a_ragged_run_compiles_nothing_after_its_third_step(recipe, tmp_path, compiles, monkeypatch):
     """Its samples are 1 to 24 tokens long; of rows and prompts in sizes it met new ones for a dozen steps."""
     monkeypatch.setenv("XLA_FLAGS", "")  # updates have their own options, as in a user's run
-    programs.make_programs.cache_clear()
+    programs._MADE.clear()  # those of another test have other options
     sizes = ["rollout.prompts=12", "rollout.group=8", "rollout.max_tokens=24", "train.eval_every=0"]
     trainer = Trainer(
         recipe_module.load(recipe, [f"run.dir={tmp_path}/run", "train.steps=50", *sizes]), jax.devices()[:1]

@@ -88,7 +88,9 @@ def test_a_policy_that_rarely_calls_learns_to(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "calling"), [("frozen_lake", 1.0), ("search", 0.1)])
+@pytest.mark.parametrize(
+    ("name", "calling"), [pytest.param("frozen_lake", 1.0, marks=pytest.mark.exhaustive), ("search", 0.1)]
+)
 def test_a_recipe_takes_a_step_from_episodes_of_the_policy(name, calling, tmp_path):
     if name == "search":
         pytest.importorskip("bm25s")

@@ -90,7 +90,9 @@ def test_a_run_that_is_killed_while_episodes_are_open_goes_on_bit_for_bit(recipe
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(
+    "extensions/episodes/test_episode_processes.py::test_a_run_that_is_killed_while_episodes_are_open_goes_on_bit_for_bit"
+)
 def test_open_episodes_of_a_class_that_states_nothing_are_drawn_again_after_a_kill(recipe, tmp_path):
     were_open = killed_while_episodes_are_open(recipe, tmp_path, *of("SlowAndRandom"))
     train(recipe, tmp_path, *of("SlowAndRandom"))
