@@ -35,6 +35,7 @@ class Names:
         that come with grpojax have one.
       needs: of a variant: the part that supplies it (`grpojax.run.parts.part.Part`).
       settings: of a recipe, such as ``rollout.ahead``: the part that carries it out (`grpojax.run.parts.SETTINGS`).
+        Only extensions that come with grpojax have one.
       recipes: recipes of other commands than ``train``: how such a recipe is read and what it runs
         (`grpojax.run.dry.Recipe`).
       problems: schemes of sources of generated problems: a module with ``rows(name, options)`` and
@@ -65,7 +66,7 @@ def installed() -> Mapping[str, Names]:
     """The extensions by name: the folders first, then those of other packages.
 
     Raises:
-      UserError: an entry point cannot be imported, is no `Names`, or has sections.
+      UserError: an entry point cannot be imported, is no `Names`, or has sections or settings.
     """
     folders = sorted(Path(__file__).with_name("extensions").glob("*/__init__.py"))
     found = {file.parent.name: importlib.import_module(f"{GROUP}.{file.parent.name}").NAMES for file in folders}
@@ -76,10 +77,11 @@ def installed() -> Mapping[str, Names]:
             raise UserError(f"extension {entry.name!r} cannot be imported from {entry.value}: {e}") from None
         if not isinstance(names, Names):
             raise UserError(f"extension {entry.name!r}: {entry.value} is no grpojax.extension.Names")
-        if names.sections:
-            raise UserError(
-                f"extension {entry.name!r} has sections of a recipe, which no recipe would read: remove them"
-            )
+        for kind in ("sections", "settings"):
+            if getattr(names, kind):
+                raise UserError(
+                    f"extension {entry.name!r} has {kind} of a recipe, which no recipe would read: remove them"
+                )
         found[entry.name] = names
     return found
 

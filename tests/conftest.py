@@ -156,7 +156,8 @@ def pytest_collection_finish(session):
 # ---------------------------------------------------------------------------------------------- memory
 
 MIB = 2**20
-FULL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB // 4  # that a worker may hold of programs
+# MiB that a worker may hold before it lets go of compiled programs: a quarter of the memory.
+FULL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB // 4
 _held = 0  # MiB that it held after it last did
 
 

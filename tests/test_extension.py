@@ -109,6 +109,10 @@ def test_a_package_of_somebody_else_brings_words(strange):
             extension.Names(sections={"more": "a:b"}),
             "extension 'luck' has sections of a recipe, which no recipe would read",
         ),
+        (
+            extension.Names(settings={"more": "a:b"}),
+            "extension 'luck' has settings of a recipe, which no recipe would read",
+        ),
         (ImportError("no module"), "extension 'luck' cannot be imported from my_package:NAMES: no module"),
         ({"needs": {}}, "extension 'luck': my_package:NAMES is no grpojax.extension.Names"),
     ],

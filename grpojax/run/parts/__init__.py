@@ -14,7 +14,8 @@ from grpojax.advantages import Signals
 from grpojax.host.errors import UserError
 from grpojax.variants import Variant, is_path
 
-# Settings that a part carries out. Without its extension they may not be set. The last one wraps the source of all.
+# Settings that a part carries out. Without its extension they may not be set. rollout.ahead stands last, since its part
+# wraps the source that the others have made.
 SETTINGS = ("environment", "rollout.curriculum", "rollout.overlap", "rollout.ahead")
 
 
