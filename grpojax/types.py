@@ -18,6 +18,7 @@ Padding is always on the right and always comes from lengths, never from token i
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, dataclass_transform
 
 import jax
@@ -38,6 +39,40 @@ Hidden = Array  # [P, G, T, D]
 def pytree(cls: type) -> Any:
     """Makes ``cls`` a frozen dataclass that jax treats as a pytree; all fields are children."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """What an array is that only some variants, settings or extensions have. Such arrays go by their names, in
+    `Rows.arrays` or in `grpojax.advantages.Signals`; a name that nobody declares is an error.
+
+    Attributes:
+      axes: "P", "P G" or "P G T".
+      meaning: what it holds, with its unit, and who fills it.
+      dtype: its numbers.
+    """
+
+    axes: str
+    meaning: str
+    dtype: str = "float32"
+
+    def check(self, name: str, x: Array, sizes: Mapping[str, int]) -> None:
+        """Raises `ValueError` if ``x`` has another shape or another kind of numbers.
+
+        Args:
+          name: for the error.
+          x: the array.
+          sizes: of each axis.
+
+        Example:
+          >>> Declared("P G", "a share").check("luck", np.zeros((2, 3), np.float32), {"P": 2, "G": 4})
+          Traceback (most recent call last):
+          ValueError: luck is float32 [2, 3], declared as float32 [P, G] = [2, 4]
+        """
+        shape, kind = tuple(sizes[axis] for axis in self.axes.split()), np.dtype(self.dtype).kind
+        if np.shape(x) != shape or np.dtype(x.dtype).kind != kind:
+            declared = f"{self.dtype} [{', '.join(self.axes.split())}] = {list(shape)}"
+            raise ValueError(f"{name} is {x.dtype} {list(np.shape(x))}, declared as {declared}")
 
 
 @pytree
@@ -64,9 +99,11 @@ class Rollout:
 
     Attributes:
       tokens: ``[P, G, T]`` int32, zero from ``lengths`` on.
-      logps: ``[P, G, T]`` float32, log-probability of each token under the distribution it was drawn from.
       lengths: ``[P, G]`` int32, the end-of-sequence token included.
-      stopped: ``[P, G]`` bool, whether an end-of-sequence token ended the sample (else it was cut at ``T``).
+      logps: ``[P, G, T]`` float32, log-probability of each token under the distribution it was drawn from. None if the
+        text was not drawn, as that of a supervised run.
+      stopped: ``[P, G]`` bool, whether an end-of-sequence token ended the sample (else it was cut at ``T``). None if
+        the text was not drawn.
       choices: ``[P, G, T, C]`` uint8 or uint16, the experts that the routers chose for each token (`router_replay` of
         `grpojax.programs.sampler.SamplerConfig`); C are the k choices of the first layer, then those of the next.
         The dtype's largest number stands where nothing was chosen, as for a sample's last token. None if not kept.
@@ -77,9 +114,9 @@ class Rollout:
     """
 
     tokens: Array
-    logps: Array
     lengths: Array
-    stopped: Array
+    logps: Array = None
+    stopped: Array = None
     choices: Array = None
     prompt_choices: Array = None
     sampled: Array = None
@@ -107,6 +144,8 @@ class Rows:
       choices: None, or ``[B, R, S, C]``, the experts that the sampler chose (`Rollout`), which replace the routers' own
         choices.
       prompt_choices: the same for the prompts, ``[B, K, L, C]``.
+      arrays: what else a loss reads of each token, ``[B, R, S]`` by name: "advantages", "weights", and those of the
+        variant (`grpojax.programs.policy_update.ARRAYS`, `grpojax.run.parts.part.Part.arrays`). The decoder reads none.
     """
 
     prompts: Array
@@ -120,61 +159,16 @@ class Rows:
     read: Any = None
     choices: Array | None = None
     prompt_choices: Array | None = None
+    arrays: Mapping[str, Array] = dataclasses.field(default_factory=dict)
 
+    @property
+    def bare(self) -> "Rows":
+        """The rows without `arrays`, as the decoder reads them: programs that score are the same for every loss."""
+        return dataclasses.replace(self, arrays={})
 
-@pytree
-class PerToken:
-    """What an update reads of each completion token: ``[P, G, T]`` in a `TrainBatch`, ``[M, B, R, S]`` in rows.
-
-    A field that no term of the loss reads is None. To add one, add a line here: packing, placing and the minibatches
-    map over whatever there is.
-
-    Attributes:
-      advantages: float32.
-      weights: float32, the aggregation (`grpojax.losses.loss_weights`), 0 on padding.
-      old_logps: float32, the trainer's log-probs from before the step's first update, an argument of
-        `grpojax.losses.policy_loss`. None with one update a rollout: they are the policy's own, and the ratio is 1.
-      ref_logps: float32, log-probs of the frozen reference.
-      sampler_logps: float32, log-probs that the sampler reported.
-      displacement_weights: float32, `grpojax.losses.displacement_weights`.
-      covariance_mask: bool, tokens that Clip-Cov or KL-Cov picked (`grpojax.losses.covariance_mask`).
-      action_starts: bool, the first token of each turn of an episode; None if a sample is one turn. Only LLDS reads it.
-      critic_targets: float32, what a critic learns from (`grpojax.variants.Critic`).
-      critic_outputs: float32, its outputs before the updates of the rollout.
-      critic_weights: float32, the aggregation of its loss; None where that is the policy's.
-    """
-
-    advantages: Array = None
-    weights: Array = None
-    old_logps: Array = None
-    ref_logps: Array = None
-    sampler_logps: Array = None
-    displacement_weights: Array = None
-    covariance_mask: Array = None
-    action_starts: Array = None
-    critic_targets: Array = None
-    critic_outputs: Array = None
-    critic_weights: Array = None
-
-
-@pytree
-class TrainBatch:
-    """What one policy update reads; ``[P, G, T]`` throughout, so that the loss does not know about rows.
-
-    Attributes:
-      prompts: the prompts, ``[P, ...]``.
-      tokens: ``[P, G, T]`` int32 completions.
-      lengths: ``[P, G]`` int32.
-      per_token: the rest, ``[P, G, T]`` each.
-      choices, prompt_choices: as in `Rollout`, but ``prompt_choices`` is ``[P, L, C]``.
-    """
-
-    prompts: Prompts
-    tokens: Array
-    lengths: Array
-    per_token: PerToken
-    choices: Array | None = None
-    prompt_choices: Array | None = None
+    def with_arrays(self, arrays: Mapping[str, Array]) -> "Rows":
+        """The rows with these arrays too."""
+        return dataclasses.replace(self, arrays={**self.arrays, **arrays})
 
 
 @pytree

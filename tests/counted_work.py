@@ -4,7 +4,7 @@ import numpy as np
 
 from grpojax import data
 from grpojax.models import DecoderConfig
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.types import Rollout
 
 CONFIG = DecoderConfig(
@@ -21,7 +21,7 @@ def judged(lengths, greedy=None):
     lengths = np.array(lengths, np.int32)
     tokens = np.zeros((*lengths.shape, 4), np.int32)
     rollout = Rollout(tokens=tokens, logps=tokens.astype(np.float32), lengths=lengths, stopped=lengths > 0)
-    return RolloutBatch(
+    return Batch(
         problems=[data.Problem(i, (1, 2, 3), "", None, {}) for i in range(len(lengths))], rollout=rollout,
         total=lengths * 1.0, reward=lengths * 1.0, by_name={}, invalid={}, greedy_lengths=greedy,
     )  # fmt: skip

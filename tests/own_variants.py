@@ -15,11 +15,11 @@ import dataclasses
 import jax, optax
 import jax.numpy as jnp
 from grpojax import advantages as A, losses as L, variants
-from grpojax.run.parts.part import Network, Part, Program, Weight, zeros
+from grpojax.run.parts.part import Declared, Network, Part, Program, Weight, zeros
 from grpojax.run.source import Plain
 
 class Learns(Part):  # a number for each token, which learns what samples with it are worth
-    learns, extra = "mine", {"bias": "P G T"}
+    learns, signals = "mine", {"bias": Declared("P G T", "what samples with a token are worth")}
 
     @classmethod
     def warmup_steps(cls, config):
@@ -27,8 +27,8 @@ class Learns(Part):  # a number for each token, which learns what samples with i
 
     def networks(self):
         def loss(params, frozen, part):
-            said, given = params["bias"][part.rows.tokens], part.per_token
-            return (given.weights * (said - given.advantages) ** 2).sum(), {}
+            said, given = params["bias"][part.tokens], part.arrays
+            return (given["weights"] * (said - given["advantages"]) ** 2).sum(), {}
 
         shape = jax.ShapeDtypeStruct((self.shape.config.vocab_size,), jnp.float32)
         own = Network(
@@ -42,7 +42,7 @@ class Learns(Part):  # a number for each token, which learns what samples with i
 
     def before(self, state, minis):
         said = self.on_rows(self.programs.parts["bias of tokens"], minis, state["mine"].params)
-        return {"bias": self.whole(minis, said)}
+        return {"bias": self.whole(minis, said)}, {}
 
 class Another(Learns):
     learns = "another"
@@ -76,7 +76,25 @@ def takes_a_name():
     )
 
 class Luck(Part):
-    extra = {"luck": "P G"}
+    signals = {"luck": Declared("P G", "a number")}
+
+class Misnamed(Luck):  # a signal that it does not declare
+    def after(self, state, batch, counted):
+        return {"lukc": counted}, {}
+
+class OfTokens(Luck):  # a signal of another shape than it declares
+    def after(self, state, batch, counted):
+        return {"luck": batch.rollout.logps}, {}
+
+class ReadByNobody(Luck):  # an array that no loss reads
+    def after(self, state, batch, counted):
+        return {"luck": 0 * counted}, {}
+
+    def weigh(self, batch):
+        return {"advantage": batch.advantages}, {}
+
+def with_a_part(part="Misnamed"):
+    return dataclasses.replace(lucky(), needs=(f"{__name__}:{part}",))
 
 def lucky():
     chain = A.chain(A.center(), lambda values, signals: values * signals.extra["luck"], A.to_tokens())

@@ -6,13 +6,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flat_batches import Flat
 from flax import nnx
 
 from grpojax import losses, masked
 from grpojax.models import Decoder, DecoderConfig, decoder
 from grpojax.models.decoder_config import DeltaNet, Experts, Llama3Scaling
 from grpojax.models.weight_table import DECODER, layers_with
-from grpojax.types import PerToken, Prompts, TrainBatch
+from grpojax.types import Prompts
 
 BASE = DecoderConfig(
     family="qwen2", vocab_size=53, hidden_size=24, intermediate_size=40, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -104,12 +105,12 @@ def ragged_batch(rng, p=3, g=5, length=7, most=11, vocab=53, pad=0):
     prompts = rng.integers(0, vocab, (p, length)).astype(np.int32)
     prompts[np.arange(length) >= prompt_lengths[:, None]] = pad
     zeros = np.zeros(tokens.shape, np.float32)
-    return TrainBatch(
+    return Flat(
         prompts=Prompts(
             tokens=prompts, lengths=prompt_lengths, uids=np.arange(p, dtype=np.uint32),
             first_sample=np.zeros(p, np.int32),
         ),
-        tokens=tokens, lengths=lengths, per_token=PerToken(advantages=zeros, weights=zeros),
+        tokens=tokens, lengths=lengths, arrays=dict(advantages=zeros, weights=zeros),
     )  # fmt: skip
 
 
@@ -338,8 +339,9 @@ def whole_sequences(batch):
 
 
 def with_tokens(batch, **fields):
-    """The batch with other per-token arrays."""
-    return dataclasses.replace(batch, per_token=dataclasses.replace(batch.per_token, **fields))
+    """The batch with other arrays of tokens; None takes one away."""
+    arrays = {name: x for name, x in {**batch.arrays, **fields}.items() if x is not None}
+    return dataclasses.replace(batch, arrays=arrays)
 
 
 def learning_batch(seed=0):

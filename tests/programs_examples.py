@@ -1,12 +1,14 @@
 """Batches whose tokens say where they stand, and what must hold of their rows."""
 
+import flat_batches
 import jax
 import numpy as np
 import packing_oracles
+from flat_batches import Flat
 from oracles import close
 
 from grpojax.programs import packing
-from grpojax.types import PerToken, Prompts, TrainBatch
+from grpojax.types import Prompts
 
 L_PROMPT = 3
 
@@ -20,7 +22,7 @@ def example(lengths, size, seed=0):
     def normal():
         return rng.normal(size=shape).astype(np.float32)
 
-    return TrainBatch(
+    return Flat(
         prompts=Prompts(
             tokens=(100 * np.arange(n)[:, None] + 1 + np.arange(L_PROMPT)).astype(np.int32),
             lengths=(1 + np.arange(n) % L_PROMPT).astype(np.int32),
@@ -29,7 +31,7 @@ def example(lengths, size, seed=0):
         ),
         tokens=np.where(mask, 1 + np.arange(np.prod(shape)).reshape(shape), 0).astype(np.int32),
         lengths=lengths,
-        per_token=PerToken(
+        arrays=dict(
             advantages=normal(),
             weights=np.where(mask, 1 + rng.random(shape), 0).astype(np.float32),
             old_logps=normal(),
@@ -54,17 +56,17 @@ def check_gather(rows, completions):
 
 def check(batch, shards, microbatches, gather):
     """Reads the rows back and compares them with the batch; returns what was packed."""
-    packed, layout = packing.pack(batch, shards=shards, microbatches=microbatches, gather=gather)
+    packed, layout = flat_batches.pack(batch, shards=shards, microbatches=microbatches, gather=gather)
     n, group, size = batch.tokens.shape
     per_shard = n // shards
-    shape = packed.rows.tokens.shape
+    shape = packed.tokens.shape
     assert shape[:2] == (microbatches, shards) and shape[3] <= max(size, 1)
-    assert packed.rows.segments.shape == packed.rows.offsets.shape == packed.per_token.weights.shape == shape
-    assert packed.rows.token_prompt.shape == shape and packed.rows.prompts.shape[:2] == shape[:2]
-    assert {x.dtype for x in jax.tree.leaves(packed.rows)} == {np.dtype(np.int32)}
+    assert packed.segments.shape == packed.offsets.shape == packed.arrays["weights"].shape == shape
+    assert packed.token_prompt.shape == shape and packed.prompts.shape[:2] == shape[:2]
+    assert {x.dtype for x in jax.tree.leaves(packed.bare)} == {np.dtype(np.int32)}
 
     seen, bins = [], {}
-    for m, shard, prompts, completions in packing_oracles.read_rows(packed.rows):
+    for m, shard, prompts, completions in packing_oracles.read_rows(packed):
         for prompt, tokens in zip(prompts, completions, strict=True):
             p, g, t = np.unravel_index(np.array(tokens) - 1, batch.tokens.shape)
             assert t.tolist() == list(range(batch.lengths[p[0], g[0]])), "not a whole completion"
@@ -77,10 +79,10 @@ def check(batch, shards, microbatches, gather):
             assert at == m, "in another micro-batch"
         bins.setdefault((m, shard, p), []).append([g for _, g in seen[-len(completions) :]])
     assert sorted(seen) == [(int(p), int(g)) for p, g in np.argwhere(batch.lengths)], "not each completion once"
-    if packed.rows.gather is None:
-        assert not gather or packed.rows.segments.max() <= 1
+    if packed.gather is None:
+        assert not gather or packed.segments.max() <= 1
     else:
-        check_gather(packed.rows, n * group // (shards * microbatches))
+        check_gather(packed, n * group // (shards * microbatches))
     for (_, _, p), rows in bins.items():
         order = sorted(g for row in rows for g in row)
         local = [[order.index(g) for g in row] for row in rows]
@@ -91,9 +93,9 @@ def check(batch, shards, microbatches, gather):
 
     mask = np.arange(size) < batch.lengths[..., None]
     for name in ("tokens", "advantages", "weights", "old_logps", "ref_logps", "sampler_logps"):
-        x = batch.tokens if name == "tokens" else getattr(batch.per_token, name)
-        held = packed.rows.tokens if name == "tokens" else getattr(packed.per_token, name)
-        assert held.dtype == x.dtype and not held[packed.rows.segments == 0].any()
+        x = batch.tokens if name == "tokens" else batch.arrays[name]
+        held = packed.tokens if name == "tokens" else packed.arrays[name]
+        assert held.dtype == x.dtype and not held[packed.segments == 0].any()
         np.testing.assert_array_equal(layout.unpack(held, fill=7), np.where(mask, x, 7))
         np.testing.assert_array_equal(layout.pack(layout.unpack(held)), held)
     close(layout.useful, batch.lengths.sum() / np.prod(shape))

@@ -17,7 +17,7 @@ from variant_examples import in_core
 
 from grpojax import masked
 from grpojax.run import recipe as config
-from grpojax.run.packed_batch import whole
+from grpojax.run.minibatch import whole
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "variants"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -98,27 +98,21 @@ def run(loaded, *, ragged=False):
 
 def _watched(learner):
     """A list that gets a `Step` whenever the learner weighs."""
-    steps, late = [], {}
-    plain_weigh, plain_update, plain_late = learner.weigh, learner.update, learner.signals_after_rewards
-
-    def compute_late(*given):
-        made, told = plain_late(*given)
-        late.update(made)
-        return made, told
+    steps = []
+    plain_weigh, plain_update = learner.weigh, learner.update
 
     def weigh(minis, batch, signals):
-        late.clear()
-        advantages, *told = plain_weigh(minis, batch, signals)
-        steps.append(_step(learner, minis, batch, {**batch.signals, **signals, **late}))
-        np.testing.assert_array_equal(steps[-1].advantages, np.where(steps[-1].weights > 0, advantages, 0.0))
-        return advantages, *told
+        minis, batch, told = plain_weigh(minis, batch, signals)
+        steps.append(_step(learner, minis, batch, batch.signals))
+        np.testing.assert_array_equal(steps[-1].advantages, np.where(steps[-1].weights > 0, batch.advantages, 0.0))
+        return minis, batch, told
 
     def update(*given, **options):
         owed = plain_update(*given, **options)
         steps[-1].norms = [float(x) for x in jax.device_get([o["grad_norm"] for o in owed if "grad_norm" in o])]
         return owed
 
-    learner.weigh, learner.update, learner.signals_after_rewards = weigh, update, compute_late
+    learner.weigh, learner.update = weigh, update
     return steps
 
 
@@ -134,8 +128,8 @@ def _step(learner, minis, batch, signals):
         tokens=rollout.tokens,
         logps=rollout.logps,
         mask=mask,
-        advantages=whole(learner.device, minis, [m.packed.per_token.advantages for m in minis]),
-        weights=whole(learner.device, minis, [m.packed.per_token.weights for m in minis]),
+        advantages=whole(learner.device, minis, [m.rows.arrays["advantages"] for m in minis]),
+        weights=whole(learner.device, minis, [m.rows.arrays["weights"] for m in minis]),
         signals=signals,
         norms=[],
     )
@@ -143,12 +137,13 @@ def _step(learner, minis, batch, signals):
 
 def weighed(trainer):
     """The first step of a run as its updates would get it; none is taken."""
-    batch, learner = trainer.source.next(1), trainer.learner
+    source, learner = trainer.source, trainer.learner
+    batch = source.next(1, source.begin(1))
     try:
         batch = batch.with_rewards()
         minis = learner.pack(batch)
-        signals = learner.score(minis)
-        learner.weigh(minis, batch, signals)
+        minis, signals = learner.score(minis)
+        minis, batch, _ = learner.weigh(minis, batch, signals)
         return _step(learner, minis, batch, signals)
     finally:
         trainer.close()

@@ -11,7 +11,7 @@ import numpy as np
 
 from grpojax import advantages as A
 from grpojax import masked, variants
-from grpojax.run.parts.part import Part
+from grpojax.run.parts.part import Declared, Part
 from grpojax.variants.registry import group_normalised
 
 CHANCE = f"{__name__}:Chance"
@@ -20,7 +20,7 @@ CHANCE = f"{__name__}:Chance"
 class Chance(Part):
     """A random number for each sample."""
 
-    extra = {"chance": "P G"}
+    signals = {"chance": Declared("P G", "a random number for each sample")}
 
     def after(self, state, batch, counted):
         # It depends only on the step's samples, so that a resumed run, or one on other devices, draws the same.

@@ -8,7 +8,7 @@ run needs only these two programs. The lengths of a batch decide which of them i
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpojax.programs import packing
-from grpojax.programs.packing import Layout, Packed
-from grpojax.types import Rows, Scalar, TrainBatch
+from grpojax.programs.packing import NONE, Layout
+from grpojax.types import Prompts, Rollout, Rows, Scalar, Tokens
 
 # The most completions in a row with gather indices. Each further one costs the attention of a quarter of a row.
 GATHERED = 8
@@ -99,27 +99,29 @@ def _some(first: int, last: int, most: int) -> list[int]:
 
 
 def pack(
-    batch: TrainBatch,
+    prompts: Prompts,
+    samples: Rollout,
+    arrays: Mapping[str, Tokens] = NONE,
     *,
     shards: int = 1,
     microbatches: int = 1,
     gather: bool = False,
     least: int = 1,
     gaps: bool = False,
-) -> tuple[Packed, Layout]:
-    """Lays a batch out in rows, like `grpojax.programs.packing.pack`, with the cheapest of its blocks (`sizes`).
+) -> tuple[Rows, Layout]:
+    """Lays samples out in rows, like `grpojax.programs.packing.pack`, with the cheapest of its blocks (`sizes`).
 
     Args:
-      batch, shards, microbatches, gather: as in `grpojax.programs.packing.pack`.
+      prompts, samples, arrays, shards, microbatches, gather: as in `grpojax.programs.packing.pack`.
       least, gaps: as in `sizes`.
 
     Returns:
-      The batch in rows ``[C M, B, ...]`` with prompts ``[C, B, ...]``, and the `Layout`. There are C readings, and M is
+      The rows ``[C M, B, ...]`` with prompts ``[C, B, ...]``, and the `Layout`. There are C readings, and M is
       the most blocks that may follow a reading.
     """
-    full, *smaller = sizes_of(batch, shards=shards, microbatches=microbatches, least=least, gaps=gaps)
-    lengths = np.asarray(batch.lengths)
-    most, longest = np.asarray(batch.tokens).shape[2], np.asarray(batch.prompts.tokens).shape[1]
+    full, *smaller = sizes_of(prompts, samples, shards=shards, microbatches=microbatches, least=least, gaps=gaps)
+    lengths = np.asarray(samples.lengths)
+    most, longest = np.asarray(samples.tokens).shape[2], np.asarray(prompts.tokens).shape[1]
     whole = full.cost(most, longest, least, full.reads, full.reads)
     for block in smaller:
         dealt = [_deal(lengths, mine, most=most, block=block, gather=gather) for mine in _even(lengths.sum(1), shards)]
@@ -129,13 +131,16 @@ def pack(
             parts = [_parts(of_shard, block) for of_shard in dealt]
             places = _gathered(block, lengths.shape[1]) if gather else 0
             assigned = [*zip(*parts, strict=True)]
-            return packing.lay_out(batch, assigned, (block.rows, most), gather=places, blocks=block.count)
-    return packing.pack(batch, shards=shards, microbatches=microbatches, full=True)
+            shape = block.rows, most
+            return packing.lay_out(prompts, samples, arrays, assigned, shape, gather=places, blocks=block.count)
+    return packing.pack(prompts, samples, arrays, shards=shards, microbatches=microbatches, full=True)
 
 
-def sizes_of(batch: TrainBatch, *, shards: int, microbatches: int, least: int, gaps: bool = False) -> list[Block]:
-    """`sizes` for a batch ``[P, G, T]``; arguments as in `pack`."""
-    (n, group, most), longest = np.asarray(batch.tokens).shape, np.asarray(batch.prompts.tokens).shape[1]
+def sizes_of(
+    prompts: Prompts, samples: Rollout, *, shards: int, microbatches: int, least: int, gaps: bool = False
+) -> list[Block]:
+    """`sizes` for samples ``[P, G, T]``; arguments as in `pack`."""
+    (n, group, most), longest = np.asarray(samples.tokens).shape, np.asarray(prompts.tokens).shape[1]
     return sizes(n // shards, group, most, longest, microbatches=microbatches, least=least, gaps=gaps)
 
 
@@ -198,29 +203,18 @@ def after_reading(rows: Rows) -> int:
     return rows.tokens.shape[0] // rows.prompts.shape[0]
 
 
-def reading(tree: Any, c: Any) -> Any:
-    """The part ``[M, ...]`` of `Rows` or `Packed` ``[C M, ...]`` that belongs to reading ``c``."""
-    rows = tree.rows if isinstance(tree, Packed) else tree
+def reading(rows: Rows, c: Any) -> Rows:
+    """The part ``[M, ...]`` of rows ``[C M, ...]`` that belongs to reading ``c``."""
     n = after_reading(rows)
-
-    def mine(x: Any) -> Any:
-        return jax.lax.dynamic_slice_in_dim(x, c * n, n)
-
-    def of_rows(rows: Rows) -> Rows:
-        prompts, rest = _prompts(rows)
-        return dataclasses.replace(jax.tree.map(mine, rest), **jax.tree.map(lambda x: x[c], prompts))
-
-    return _map(of_rows, mine, tree)
+    prompts, rest = _prompts(rows)
+    mine = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, c * n, n), rest)
+    return dataclasses.replace(mine, **jax.tree.map(lambda x: x[c], prompts))
 
 
-def block(tree: Any, i: Any, read: Any = None) -> Any:
+def block(rows: Rows, i: Any, read: Any = None) -> Rows:
     """Block ``i`` of one `reading`; ``read`` is the result of its prompts' forward."""
-
-    def of_rows(rows: Rows) -> Rows:
-        prompts, rest = _prompts(rows)
-        return dataclasses.replace(jax.tree.map(lambda x: x[i], rest), **prompts, read=read)
-
-    return _map(of_rows, lambda x: x[i], tree)
+    prompts, rest = _prompts(rows)
+    return dataclasses.replace(jax.tree.map(lambda x: x[i], rest), **prompts, read=read)
 
 
 _OF_PROMPTS = ("prompts", "prompt_lengths", "prompt_choices")
@@ -228,13 +222,8 @@ _OF_PROMPTS = ("prompts", "prompt_lengths", "prompt_choices")
 
 def _prompts(rows: Rows) -> tuple[dict[str, Any], Rows]:
     """What rows say of their prompts, and the rows without it."""
-    return {name: getattr(rows, name) for name in _OF_PROMPTS}, dataclasses.replace(rows, **dict.fromkeys(_OF_PROMPTS))
-
-
-def _map(of_rows: Callable[[Rows], Rows], each: Callable[[Any], Any], tree: Any) -> Any:
-    if isinstance(tree, Packed):
-        return Packed(rows=of_rows(tree.rows), per_token=jax.tree.map(each, tree.per_token))
-    return of_rows(tree)
+    rest = dataclasses.replace(rows, prompts=None, prompt_lengths=None, prompt_choices=None)
+    return {name: getattr(rows, name) for name in _OF_PROMPTS}, rest
 
 
 def taken(rows: Rows) -> int | Scalar:

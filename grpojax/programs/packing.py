@@ -1,39 +1,29 @@
-"""Packs ragged groups into the rows that a forward runs on, and unpacks them; numpy on the host.
+"""Lays ragged groups out in the rows that a forward runs on, and takes results back; numpy on the host.
 
-Completions of a prompt share rows, packed by first-fit-decreasing, so that the cost of an update follows its tokens.
-Rows have one of three shapes, which bounds the number of compiled programs.
+The updates of a run that samples are laid out by `grpojax.programs.blocks`, which cuts a batch into blocks and fills
+their rows with `first_fit` and `lay_out` of this module. `pack` here has another rule, for supervised runs and late
+signals: completions of a prompt share rows, and rows have one of three shapes.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from grpojax.host.errors import UserError
-from grpojax.types import Array, PerToken, Rows, Tokens, TrainBatch, pytree
+from grpojax.types import Array, Prompts, Rollout, Rows, Tokens
 
-
-@pytree
-class Packed:
-    """A `TrainBatch` in rows: all of one update, cut into M micro-batches.
-
-    Attributes:
-      rows: `Rows` with M as the first axis.
-      per_token: arrays ``[M, B, R, S]``.
-    """
-
-    rows: Rows
-    per_token: PerToken
+NONE: Mapping[str, Array] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where each token of a batch ``[P, G, T]`` went: ``index [M, B, R, S]`` into the flat batch, -1 on padding.
+    """Where each token of samples ``[P, G, T]`` went: ``index [M, B, R, S]`` into the flat samples, -1 on padding.
 
-    ``blocks``, if not 0, says how many micro-batches follow each reading of prompts. An update leaves out those after
-    the last that holds a token (`grpojax.programs.blocks`).
+    ``batch_shape`` is theirs. ``blocks``, if not 0, says how many micro-batches follow each reading of prompts. An
+    update leaves out those after the last that holds a token (`grpojax.programs.blocks`).
     """
 
     index: np.ndarray
@@ -187,32 +177,35 @@ def gather_sizes(completions: int, rows: int, positions: int) -> list[tuple[int,
 
 
 def pack(
-    batch: TrainBatch,
+    prompts: Prompts,
+    samples: Rollout,
+    arrays: Mapping[str, Tokens] = NONE,
     *,
     shards: int = 1,
     microbatches: int = 1,
     gather: bool = False,
     full: bool = False,
-) -> tuple[Packed, Layout]:
-    """Lays a batch out in rows. The micro-batch of a prompt does not depend on lengths.
+) -> tuple[Rows, Layout]:
+    """Lays samples out in rows. The micro-batch of a prompt does not depend on lengths.
 
-    Rows have the smallest of three sizes that holds the batch: a quarter of the positions that completions of the
+    Rows have the smallest of three sizes that holds the samples: a quarter of the positions that completions of the
     greatest length would need, half of them, or all of them with one row for each completion. Supervised runs and late
     signals use these rows. The updates of a run that samples use `grpojax.programs.blocks`.
 
     Args:
-      batch: numpy arrays, already `grpojax.programs.batch_shards.spread` over the shards.
+      prompts, samples: numpy arrays, already `grpojax.programs.batch_shards.spread` over the shards.
+      arrays: `Rows.arrays`, ``[P, G, T]`` each; floats become float32.
       shards: number of equal parts of the batch, one for each batch shard.
       microbatches: number of parts that an update takes one after the other.
       gather: add the indices of each completion's tokens, unless every row holds just one (`Compute.needs_gather`).
       full: use the largest of the three sizes, whatever the lengths.
 
     Returns:
-      The batch in rows, and the `Layout` that maps rows to the batch.
+      The rows ``[M, B, ...]`` and the `Layout` that maps them to the samples.
     """
-    lengths = np.asarray(batch.lengths)
+    lengths = np.asarray(samples.lengths)
     n_prompts, group = lengths.shape
-    most = np.asarray(batch.tokens).shape[2]
+    most = np.asarray(samples.tokens).shape[2]
     if n_prompts % shards or lengths.max() > most:
         raise ValueError(
             f"{n_prompts} prompts over {shards} shards, lengths up to {lengths.max()} of {most}: spread them first"
@@ -230,32 +223,34 @@ def pack(
         if longest <= sizes.row and fullest <= sizes.rows:
             break
     places = parts.prompts * parts.samples if gather and sizes.shared else 0
-    return lay_out(batch, assigned, (sizes.rows, sizes.row), gather=places)
+    return lay_out(prompts, samples, arrays, assigned, (sizes.rows, sizes.row), gather=places)
 
 
 def lay_out(
-    batch: TrainBatch,
+    prompts: Prompts,
+    samples: Rollout,
+    arrays: Mapping[str, Tokens],
     assigned: Sequence[Sequence[ShardRows]],
     shape: tuple[int, int],
     *,
     gather: int = 0,
     blocks: int = 0,
-) -> tuple[Packed, Layout]:
+) -> tuple[Rows, Layout]:
     """Makes the arrays of the rows.
 
     Args:
-      batch: as in `pack`.
+      prompts, samples, arrays: as in `pack`.
       assigned: ``[M][shards]``; all have the same number of prompts.
       shape: ``(R, S)``, rows of a shard in a micro-batch and positions of a row.
       gather: number of completions of a shard in a micro-batch that have gather indices; 0 for none.
       blocks: number of micro-batches that follow each reading of prompts and share these prompts. An update leaves out
         those after the last that holds a token. With 0 each micro-batch has its own prompts.
     """
-    layout, rows = _fill(batch, assigned, (len(assigned), len(assigned[0]), *shape), gather, max(1, blocks))
+    layout, rows = _fill(prompts, samples, assigned, (len(assigned), len(assigned[0]), *shape), gather, max(1, blocks))
     if blocks:
         layout = dataclasses.replace(layout, blocks=blocks)
         rows = dataclasses.replace(rows, live=(rows.segments > 0).any((2, 3)).astype(np.int32))
-    return Packed(rows=rows, per_token=jax.tree.map(lambda x: layout.pack(_single(x)), batch.per_token)), layout
+    return rows.with_arrays({name: layout.pack(_single(x)) for name, x in arrays.items()}), layout
 
 
 def _single(x: Array) -> np.ndarray:
@@ -265,16 +260,17 @@ def _single(x: Array) -> np.ndarray:
 
 
 def _fill(
-    batch: TrainBatch,
+    prompts: Prompts,
+    samples: Rollout,
     assigned: Sequence[Sequence[ShardRows]],
     shape: tuple[int, int, int, int],
     gather: int,
     alike: int,
 ) -> tuple[Layout, Rows]:
     """The layout of the tokens, and the rows. Each ``alike`` successive micro-batches have the same prompts."""
-    lengths = np.asarray(batch.lengths)
+    lengths = np.asarray(samples.lengths)
     n_prompts, group = lengths.shape
-    most, (microbatches, shards, _, size) = np.asarray(batch.tokens).shape[2], shape
+    most, (microbatches, shards, _, size) = np.asarray(samples.tokens).shape[2], shape
     index = np.full(shape, -1, np.int32)
     segments, offsets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     token_prompt = np.zeros(shape, np.int32)
@@ -300,13 +296,13 @@ def _fill(
                     indices[of_class][m, shard, c, :n] = at + np.arange(n)
     layout = Layout(index, (n_prompts, group, most))
     return layout, Rows(
-        prompts=np.asarray(batch.prompts.tokens)[prompt_index],
-        prompt_lengths=np.asarray(batch.prompts.lengths)[prompt_index],
-        tokens=layout.pack(batch.tokens),
+        prompts=np.asarray(prompts.tokens)[prompt_index],
+        prompt_lengths=np.asarray(prompts.lengths)[prompt_index],
+        tokens=layout.pack(samples.tokens),
         segments=segments,
         offsets=offsets,
         token_prompt=token_prompt,
         gather=indices if gather else None,
-        choices=None if batch.choices is None else layout.pack(batch.choices, np.iinfo(batch.choices.dtype).max),
-        prompt_choices=None if batch.prompt_choices is None else np.asarray(batch.prompt_choices)[prompt_index],
+        choices=None if samples.choices is None else layout.pack(samples.choices, np.iinfo(samples.choices.dtype).max),
+        prompt_choices=None if samples.prompt_choices is None else samples.prompt_choices[:, 0][prompt_index],
     )

@@ -158,8 +158,11 @@ class Policy:
         return self
 
     def reshard(self, params: Any, weights: Literal["compute", "int8"] = "compute") -> Any:
-        """Turns training weights into those that `sample` takes: `state.make_reshard`, or `state.make_cast_of_factors`
-        with the base as it is."""
+        """Turns training weights into those that `sample` takes: in ``model.dtype`` or eight bits, whole over ``fsdp``
+        and cut by ``tensor`` (`grpojax.sharding.ROLLOUT`). It is `state.make_reshard`, or, with the base as it is,
+        `state.make_cast_of_factors`. On one device in float32 these are the training weights themselves.
+
+        Nobody keeps the result: a rollout's weights are freed when its program is over."""
         unmerged = adapters.unmerged(self.adapter)
         program = _reshard_program(self.shape, weights)
         made = params if program is None else self.device.call(program, params)
@@ -257,7 +260,7 @@ class DryPolicy(Policy):
 
 class _NoTokenizer:
     """Gives empty texts. A text has five tokens, so that a marker and an answer behind a sample nearly fill the room
-    that spliced samples have (`grpojax.run.packed_batch.room`)."""
+    that spliced samples have (`grpojax.run.minibatch.room`)."""
 
     def decode(self, ids: Sequence[int], **how: Any) -> str:
         return ""

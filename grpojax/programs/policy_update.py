@@ -14,9 +14,29 @@ from grpojax.models import decoder as dec
 from grpojax.models import experts
 from grpojax.models.compute import Compute
 from grpojax.programs import blocks
-from grpojax.programs.packing import Packed
 from grpojax.programs.update import TOTAL_WEIGHT, Loss, Metrics, ReadPrompts
-from grpojax.types import Array, Mean, Rows, Scalar
+from grpojax.types import Array, Declared, Mean, Rows, Scalar
+
+_TOKENS = "P G T"
+# The arrays of `grpojax.types.Rows` that the policy's loss reads. A run has those that its objective names
+# (`grpojax.losses.Objective.reads`), the first three and, unless its text was not drawn, the sampler's log-probs.
+ARRAYS = {
+    "advantages": Declared(_TOKENS, "the variant's, of the rewards"),
+    "weights": Declared(_TOKENS, "the aggregation (`grpojax.losses.loss_weights`), 0 on padding"),
+    "old_logps": Declared(
+        _TOKENS,
+        "log-probs in nats by the policy before the step's first update; absent with one update a rollout (ratio 1)",
+    ),
+    "sampler_logps": Declared(_TOKENS, "log-probs in nats that the sampler reported"),
+    "ref_logps": Declared(_TOKENS, "log-probs in nats by the frozen reference, which fills it"),
+    "displacement_weights": Declared(_TOKENS, "`grpojax.losses.displacement_weights`, from the part of that name"),
+    "covariance_mask": Declared(_TOKENS, "tokens that Clip-Cov or KL-Cov picked before this update", "bool"),
+    "action_starts": Declared(
+        _TOKENS,
+        "the first token of each turn of an episode; absent if a sample is one turn; only LLDS reads it",
+        "bool",
+    ),
+}
 
 
 def policy_objective(
@@ -28,7 +48,7 @@ def policy_objective(
     entropy: bool = False,
     balance_coef: float | None = None,
 ) -> Loss:
-    """The loss ``(params, frozen, micro: Packed) -> (value, metrics)`` of an objective.
+    """The loss ``(params, frozen, micro: Rows) -> (value, metrics)`` of an objective.
 
     Args:
       graph: the decoder's graph definition.
@@ -48,33 +68,28 @@ def policy_objective(
     """
     wanted = True if objective.needs_entropy else "value" if entropy else False
 
-    def loss(params: Any, frozen: Any, micro: Packed) -> tuple[Scalar, Metrics]:
-        tokens, observe = micro.per_token, None
+    def loss(params: Any, frozen: Any, micro: Rows) -> tuple[Scalar, Metrics]:
+        rows, observe = micro.bare, None
+        given: dict[str, Any] = {name: micro.arrays.get(name) for name in ARRAYS}
+        starts, weights = given.pop("action_starts"), micro.arrays["weights"]
         if balance_coef is not None:
-            weights = _shares(tokens.weights, frozen) if balance_coef else None
-            observe = functools.partial(experts.load, rows=micro.rows, weights=weights)
-        scores = dec.score(graph, params, micro.rows, compute, temperature=temperature, entropy=wanted, observe=observe)
-        starts = tokens.action_starts
+            shares = _shares(weights, frozen) if balance_coef else None
+            observe = functools.partial(experts.load, rows=rows, weights=shares)
+        scores = dec.score(graph, params, rows, compute, temperature=temperature, entropy=wanted, observe=observe)
         with jax.named_scope("loss"):
             value, metrics = L.policy_loss(
                 scores.logps,
                 objective=objective,
-                advantages=tokens.advantages,
-                weights=tokens.weights,
-                old_logps=tokens.old_logps,
-                ref_logps=tokens.ref_logps,
-                sampler_logps=tokens.sampler_logps,
-                displacement_weights=tokens.displacement_weights,
                 actions=None if starts is None else jnp.cumsum(starts, -1, dtype=jnp.int32),
-                covariance_mask=tokens.covariance_mask,
                 entropy=scores.entropy,
                 entropy_coef=(frozen or {}).get("entropy_coef"),
-                segments=micro.rows.segments,
+                segments=rows.segments,
+                **given,
             )
-        if tokens.sampler_logps is not None:
-            metrics |= diagnostics.mismatch(scores.logps, tokens.sampler_logps, tokens.weights > 0)
+        if (sampler := given["sampler_logps"]) is not None:
+            metrics |= diagnostics.mismatch(scores.logps, sampler, weights > 0)
         if scores.observed is not None:
-            more, measured = of_routers(scores.observed, micro.rows, balance_coef or 0.0)
+            more, measured = of_routers(scores.observed, rows, balance_coef or 0.0)
             value, metrics = value + more, metrics | measured | {"loss": metrics["loss"] + more}
         return value, metrics
 
@@ -127,26 +142,17 @@ def make_score(
     return score
 
 
-def make_covariance_mask(objective: L.Objective) -> Callable[[Any, Any, Packed, Any], Any]:
-    """The tokens that Clip-Cov or KL-Cov picks: ``(key, logps, packed, places) -> bool``.
+def make_covariance_mask(objective: L.Objective) -> Callable[[Any, Any, Rows, Any], Any]:
+    """The tokens that Clip-Cov or KL-Cov picks: ``(key, logps, rows, places) -> bool``.
 
     All arrays are ``[M, B, R, S]``. ``logps`` are the log-probs of the whole minibatch before its update. ``places``
     numbers the tokens of the minibatch (`grpojax.programs.packing.Layout.index`), so that the pick does not depend on
     micro-batches or devices.
     """
 
-    def pick(key: Any, logps: Any, packed: Packed, places: Any) -> Any:
-        tokens, segments = packed.per_token, packed.rows.segments
-        return L.covariance_mask(
-            key,
-            logps,
-            objective=objective,
-            advantages=tokens.advantages,
-            weights=tokens.weights,
-            old_logps=tokens.old_logps,
-            sampler_logps=tokens.sampler_logps,
-            segments=segments,
-            places=places,
-        )
+    def pick(key: Any, logps: Any, rows: Rows, places: Any) -> Any:
+        read = ("advantages", "weights", "old_logps", "sampler_logps")
+        given = {name: rows.arrays.get(name) for name in read}
+        return L.covariance_mask(key, logps, objective=objective, segments=rows.segments, places=places, **given)
 
     return pick

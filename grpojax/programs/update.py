@@ -3,7 +3,7 @@
 A loss is ``(params, frozen, micro) -> (value [], metrics)``: ``params`` learn, ``frozen`` is whatever else the loss
 reads, and ``micro`` is a micro-batch. Losses and metrics that are bare arrays are summed over the micro-batches.
 `grpojax.types.Mean` and `Max` define how they are combined. ``frozen["share"]``, if present, is the share of the run
-that is done. An optimiser whose learning rate follows a schedule over the run reads it. A loss of `Packed` rows finds
+that is done. An optimiser whose learning rate follows a schedule over the run reads it. A loss of `Rows` finds
 the sum of all loss weights of the update in ``frozen[TOTAL_WEIGHT]``, for a term that is a mean over its tokens.
 
 There are two ways to compute the same gradient. `_accumulate` takes one micro-batch after the other, whose rows come
@@ -24,8 +24,7 @@ import optax
 from grpojax.device import Program, places, quick_options
 from grpojax.models.compute import Compute
 from grpojax.programs import blocks
-from grpojax.programs.packing import Packed
-from grpojax.types import Max, Scalar, TrainState
+from grpojax.types import Max, Rows, Scalar, TrainState
 
 Metrics = dict[str, Any]
 Loss = Callable[[Any, Any, Any], tuple[Scalar, Metrics]]
@@ -146,9 +145,9 @@ def _update(learns: Learns, state: TrainState, frozen: Any, parts: Any) -> tuple
 
 def _accumulate(learns: Learns, params: Any, frozen: Any, parts: Any) -> tuple[Any, Metrics]:
     """Gradient and metrics, summed over the micro-batches, or over the blocks that are taken."""
-    if isinstance(parts, Packed) and parts.per_token.weights is not None:
-        frozen = {**(frozen or {}), TOTAL_WEIGHT: parts.per_token.weights.sum()}
-    if isinstance(parts, Packed) and blocks.after_reading(parts.rows) > 1:
+    if isinstance(parts, Rows) and "weights" in parts.arrays:
+        frozen = {**(frozen or {}), TOTAL_WEIGHT: parts.arrays["weights"].sum()}
+    if isinstance(parts, Rows) and blocks.after_reading(parts) > 1:
         return _over_readings(learns, params, frozen, parts)
     grad = jax.grad(learns.loss, has_aux=True)
     first = jax.tree.map(lambda x: x[0], parts)
@@ -160,23 +159,23 @@ def _accumulate(learns: Learns, params: Any, frozen: Any, parts: Any) -> tuple[A
         return _added(total, grad(params, frozen, jax.tree.map(lambda x: x[i], parts)))
 
     nothing = _nothing(jax.eval_shape(lambda: grad(params, frozen, first)))
-    return jax.lax.fori_loop(0, blocks.taken(parts.rows) if isinstance(parts, Packed) else count, add, nothing)
+    return jax.lax.fori_loop(0, blocks.taken(parts) if isinstance(parts, Rows) else count, add, nothing)
 
 
-def _over_readings(learns: Learns, params: Any, frozen: Any, parts: Packed) -> tuple[Any, Metrics]:
+def _over_readings(learns: Learns, params: Any, frozen: Any, parts: Rows) -> tuple[Any, Metrics]:
     """`_accumulate` for blocks that continue the prompts of a reading. The prompts run forward once, and backward once,
     with the gradients of their keys and values summed over all blocks."""
     assert learns.read is not None
-    count, n = len(parts.rows.prompts), blocks.after_reading(parts.rows)
+    count, n = len(parts.prompts), blocks.after_reading(parts)
 
-    def of_block(mine: Packed, i: Any, read: Any) -> tuple[Any, Metrics]:
+    def of_block(mine: Rows, i: Any, read: Any) -> tuple[Any, Metrics]:
         def loss(both: Any) -> tuple[Scalar, Metrics]:
             return learns.loss(both[0], frozen, blocks.block(mine, i, both[1]))
 
         return jax.grad(loss, has_aux=True)((params, read))
 
-    def prompts(mine: Packed, params: Any) -> Any:
-        return learns.read(params, frozen, blocks.block(mine, 0).rows)
+    def prompts(mine: Rows, params: Any) -> Any:
+        return learns.read(params, frozen, blocks.block(mine, 0).bare)
 
     def of_reading(c: Any, total: Any) -> Any:
         mine = blocks.reading(parts, c)
@@ -186,7 +185,7 @@ def _over_readings(learns: Learns, params: Any, frozen: Any, parts: Packed) -> t
             return _added(total, of_block(mine, i, read))
 
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), read)
-        (grads, sums), metrics = blocks.loop(n, blocks.taken(mine.rows), add, ((total[0], sums), total[1]))
+        (grads, sums), metrics = blocks.loop(n, blocks.taken(mine), add, ((total[0], sums), total[1]))
         (more,) = back(jax.tree.map(lambda s, x: s.astype(x.dtype), sums, read))
         return jax.tree.map(jnp.add, grads, more), metrics
 
@@ -195,7 +194,7 @@ def _over_readings(learns: Learns, params: Any, frozen: Any, parts: Packed) -> t
         (grads, _), metrics = of_block(mine, 0, prompts(mine, params))
         return grads, metrics
 
-    return blocks.loop(count, blocks.readings(parts.rows), of_reading, _nothing(jax.eval_shape(first)))
+    return blocks.loop(count, blocks.readings(parts), of_reading, _nothing(jax.eval_shape(first)))
 
 
 def _added(total: tuple[Any, Metrics], more: tuple[Any, Metrics]) -> tuple[Any, Metrics]:

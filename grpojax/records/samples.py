@@ -1,4 +1,5 @@
-"""The samples of a run's steps, in a compressed file for each step. ``grpojax show`` reads them."""
+"""Reads the samples of a run's steps, in a compressed file for each step, as ``grpojax show`` does. Their columns are
+made in `grpojax.run.batch.sample_rows`."""
 
 import gzip
 import json

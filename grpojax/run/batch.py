@@ -16,14 +16,21 @@ from grpojax.programs.sampler import own_tokens, own_turns, sampled_tokens
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
 _NONE = np.zeros((0, 0), np.float32)
+# Waits for device arrays. In a run, all processes then agree whether it goes on.
+Sync = Callable[[Any], object]
+Fetch = Callable[[Sync], Rollout]  # waits for samples and brings them to the host
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RolloutBatch:
-    """Groups of samples on the host. `with_rewards` waits for their rewards.
+class Batch:
+    """Groups of samples on the host, as far as they are known: `arrived` waits for samples that the devices draw, and
+    `with_rewards` for their rewards.
 
     Attributes:
       problems: the problems of the P prompts.
+      number: number of the rollout in the run.
+      drawing: functions that wait for what the devices draw: the samples, and what a source draws with them.
+      arrive: a function that waits for them and returns the batch with its samples.
       rollout: the samples, ``[P, G, ...]``. If a prompt got fewer samples than others, the missing ones have length 0
         and no reward. The same holds for all samples of a group that is not complete yet. The tokens of an episode are
         the policy's own and what its environment answered (`sampled`).
@@ -31,7 +38,8 @@ class RolloutBatch:
         the order in which they are called; empty if all is there.
       dropped: ``[P]`` bool, groups that only fill up a step's batch and have weight 0.
       kept_share: the share of all groups drawn for the step that its filter kept.
-      version: number of updates in the weights that drew the oldest samples.
+      version: number of updates in the weights that draw, or that drew the oldest samples.
+      versions: ``[P, G, T]`` int32, the same for each token; None if all are drawn by the newest weights.
       waiting: ``[P]`` bool, groups of the last rollout that continue in the next one; None without ``rollout.overlap``.
 
       total: ``[P, G]``, the rewards that advantages are made of; NaN if a sample has none.
@@ -39,7 +47,8 @@ class RolloutBatch:
         group first.
       by_name: each single reward, ``[P, G]``.
       invalid: number of samples without a reward, by reward and reason.
-      signals: the variant's other inputs: fields of `grpojax.advantages.Signals`, ``[P, ...]`` each.
+      signals: the variant's other inputs: fields of `grpojax.advantages.Signals` and what parts declare
+        (`grpojax.run.parts.part.Part.signals`), ``[P, ...]`` each.
       greedy_lengths: ``[P]``, tokens of each prompt's greedy completion, if one was drawn too.
       seeded: ``[P]`` bool, prompts with solved problems in context; None if no prompt can have any.
       failed: the earlier samples of ``seeded`` prompts, without solved problems in context. All are wrong, and the
@@ -48,17 +57,26 @@ class RolloutBatch:
       passes: pass over the data that each problem belongs to, in a batch of one rollout.
       rollouts: the rollouts that the groups were chosen from, if a filter chose them; otherwise the batch is one.
       metrics: metrics of samples that were replaced.
+      minibatches: for each update of a pass the indices of its prompts, ``[p]``; empty until the batch is laid out.
+      counted: ``[P, G]``, the rewards that count, NaN for samples that are in no statistic.
+      advantages: ``[P, G, T]``, by the variant.
+      live: ``[P, G, T]`` bool, the tokens that an update counts; dropped groups have some, with weight 0.
+      taught: ``[P, G]``, tokens of each sample in the updates, 0 where one is left out.
       episodes: counts of each episode, ``[P, G]`` int by name: "turns", "calls" of tools, "failures" among these, and
         "malformed" among the failures. Empty if samples are no episodes.
       events: how often something befell episodes, by its name in ``episode/...``; 0 where it did not.
     """
 
     problems: Sequence[data.Problem]
-    rollout: Rollout
-    pending: "Sequence[Callable[[RolloutBatch], RolloutBatch]]" = ()
+    number: int = 0
+    drawing: Sequence[Fetch] = ()
+    arrive: "Callable[[Batch], Batch] | None" = None
+    rollout: Rollout = None  # pyrefly: ignore
+    pending: "Sequence[Callable[[Batch], Batch]]" = ()
     dropped: PerPrompt = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
     kept_share: float = 1.0
     version: int = 0
+    versions: Tokens | None = None
     waiting: PerPrompt | None = None
 
     total: Samples = dataclasses.field(default_factory=lambda: _NONE)
@@ -68,15 +86,24 @@ class RolloutBatch:
     signals: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     greedy_lengths: PerPrompt | None = None
     seeded: PerPrompt | None = None
-    failed: "RolloutBatch | None" = None
+    failed: "Batch | None" = None
     drawn: Rollout | None = None
     passes: Sequence[int] = ()
-    rollouts: "Sequence[RolloutBatch]" = ()
+    rollouts: "Sequence[Batch]" = ()
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    minibatches: Sequence[PerPrompt] = ()
+    counted: Samples = dataclasses.field(default_factory=lambda: _NONE)
+    advantages: Tokens = None
+    live: Tokens = None
+    taught: Samples = dataclasses.field(default_factory=lambda: _NONE)
     episodes: Mapping[str, Samples] = dataclasses.field(default_factory=dict)
     events: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def with_rewards(self) -> "RolloutBatch":
+    def arrived(self) -> "Batch":
+        """The batch with its samples, once they are there; their rewards may be under way."""
+        return self if self.arrive is None else self.arrive(self)
+
+    def with_rewards(self) -> "Batch":
         """The batch with its rewards, once they are there."""
         batch = dataclasses.replace(self, pending=())
         for add in self.pending:
@@ -84,17 +111,22 @@ class RolloutBatch:
         return batch
 
     @property
-    def as_drawn(self) -> "Sequence[RolloutBatch]":
+    def as_drawn(self) -> "Sequence[Batch]":
         """The rollouts of the step, with the samples as they were drawn."""
         if self.rollouts:
             return self.rollouts
         return [self if self.drawn is None else dataclasses.replace(self, rollout=self.drawn, drawn=None)]
 
     @property
-    def everything(self) -> "Sequence[RolloutBatch]":
+    def everything(self) -> "Sequence[Batch]":
         """All groups that were drawn for the step, including those that its filter dropped, and failed ones."""
         drawn = self.as_drawn
         return [*drawn, *(d.failed for d in drawn if d.failed is not None)]
+
+    @property
+    def learned(self) -> Tokens:
+        """``[P, G, T]`` bool: the live tokens of groups that were not dropped."""
+        return self.live & ~self.dropped[:, None, None]
 
     @property
     def sampled(self) -> Tokens:
@@ -132,7 +164,7 @@ def success_of(values: Samples, deciding: str, given: float | None, *, use: str,
     return 1.0 if given is None else given
 
 
-def take(drawn: Sequence[RolloutBatch], order: np.ndarray) -> RolloutBatch:
+def take(drawn: Sequence[Batch], order: np.ndarray) -> Batch:
     """Groups of several rollouts as one batch: those at the indices ``order [P]`` of all."""
 
     def pick(*xs: Any) -> np.ndarray:
@@ -141,7 +173,7 @@ def take(drawn: Sequence[RolloutBatch], order: np.ndarray) -> RolloutBatch:
     everything, first = [p for d in drawn for p in d.problems], drawn[0]
     greedy = [d.greedy_lengths for d in drawn if d.greedy_lengths is not None]
     seeded = [d.seeded for d in drawn if d.seeded is not None]
-    return RolloutBatch(
+    return Batch(
         problems=[everything[i] for i in order],
         rollout=jax.tree.map(pick, *(d.rollout for d in drawn)),
         total=pick(*(d.total for d in drawn)),
@@ -156,8 +188,7 @@ def take(drawn: Sequence[RolloutBatch], order: np.ndarray) -> RolloutBatch:
 
 
 def sample_rows(
-    batch: RolloutBatch,
-    advantages: Tokens,
+    batch: Batch,
     texts: Callable[[Sequence[Sequence[int]]], list[str]],
     answer: Callable[[str], str | None],
     special: Callable[[Sequence[Sequence[int]]], list[str]] | None = None,
@@ -171,7 +202,7 @@ def sample_rows(
     """
     learned, rollout = own_tokens(batch.rollout), own_tokens(batch.drawn or batch.rollout)
     of_episodes, group = own_turns(batch.drawn or batch.rollout), rollout.lengths.shape[1]
-    mean = advantages.sum(-1) / np.maximum(learned.lengths, 1)
+    mean = batch.advantages.sum(-1) / np.maximum(learned.lengths, 1)
     places = np.argwhere(rollout.lengths > 0).tolist()  # a prompt may have fewer samples than others
     drawn, taken = ([x.tokens[p, g, : x.lengths[p, g]].tolist() for p, g in places] for x in (rollout, learned))
     turns, rows = [of_episodes[p * group + g] for p, g in places], []

@@ -8,7 +8,7 @@ import numpy as np
 from grpojax import allocation, data
 from grpojax.host.console import log
 from grpojax.host.on_host import on_host
-from grpojax.run.batch import RolloutBatch, success_of
+from grpojax.run.batch import Batch, success_of
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import RetireConfig
 
@@ -67,7 +67,7 @@ class Curriculum:
         self._passes = now
         return problems, passes
 
-    def note(self, drawn: Iterable[tuple[RolloutBatch, Sequence[int]]]) -> None:
+    def note(self, drawn: Iterable[tuple[Batch, Sequence[int]]]) -> None:
         """Notes which problems are solved, each with the pass that it was drawn in."""
         if self._retire is None:
             return

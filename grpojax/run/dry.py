@@ -4,7 +4,6 @@ The run's own source and learner take a step. Only samples and rewards are made 
 """
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 
 from grpojax import data, evaluation
-from grpojax.device import Program
+from grpojax.device import ROWS, Program
 from grpojax.evaluation.attempts import problems_at_once
 from grpojax.models import DecoderConfig
 from grpojax.models.experts import choice_dtype
@@ -22,14 +21,14 @@ from grpojax.programs.sampler import no_samples
 from grpojax.programs.state import abstract_state
 from grpojax.rewards import RewardsConfig, Scores
 from grpojax.run import held_out, parts, source
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.run.learner import Learner
-from grpojax.run.packed_batch import PackedBatch, room
+from grpojax.run.minibatch import Minibatch, room
 from grpojax.run.parts.part import Part, read_shape
 from grpojax.run.programs import Programs, learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
-from grpojax.types import Rollout, Samples, Tokens
+from grpojax.types import Rollout, Tokens
 
 Phase = Literal["rollout", "scores", "update", "between", "evaluation"]
 Noted = tuple[Program, tuple[Any, ...], str]  # a program, its arguments, and what the log says behind its name
@@ -126,8 +125,6 @@ class DryRun:
             state=RunState(),
             folder=None,
             sync=lambda arrays: None,
-            begin=lambda start: start(),
-            since=time.perf_counter,
         )
         players = self._players()
         drawing = source.make(
@@ -141,7 +138,7 @@ class DryRun:
             context=context,
             **({} if players is None else {"players": players}),
         )
-        drawing.next(1)
+        drawing.next(1, drawing.begin(1))
         return self._called("rollout")
 
     def evaluate(self) -> list[Called]:
@@ -165,19 +162,19 @@ class DryRun:
             pass
         return self._called("evaluation")
 
-    def pack(self) -> list[PackedBatch]:
+    def pack(self) -> list[Minibatch]:
         """Samples to learn from, in rows."""
         self._batch = _samples(self.config, self.policy, self.longest, self.longest_prompt)
         return self.learner.pack(self._batch)
 
-    def learn(self, number: int, minis: Sequence[PackedBatch]) -> Iterator[list[Called]]:
+    def learn(self, number: int, minis: Sequence[Minibatch]) -> Iterator[list[Called]]:
         """Learns from samples as in the step of that number; first the scores, then the updates."""
         learner = self.learner
         for part in learner.parts:
             part.open(self.policy, learner.programs, longest_prompt=self.longest_prompt)
-        signals = learner.score(minis)
+        minis, signals = learner.score(minis)
         yield self._called("scores")
-        learner.weigh(minis, self._batch, signals)
+        minis, _, _ = learner.weigh(minis, self._batch, signals)
         learner.update(minis, number, shares=None if self.config.train.tokens is None else (0.0, 0.0))
         yield self._called("update")
 
@@ -244,7 +241,7 @@ def learner_calls(
     whole = DryRun(config, policy, programs, added, longest_prompt=longest_prompt)
     runs = {" for shorter samples": whole.shorter(), " for the longest samples": whole}
     minis = {note: run.pack() for note, run in runs.items()}
-    first, last = ([x.shape for x in jax.tree.leaves([m.packed for m in each])] for each in minis.values())
+    first, last = ([x.shape for x in jax.tree.leaves([m.rows for m in each])] for each in minis.values())
     for note, run in runs.items():
         if first == last and note == " for shorter samples":
             continue  # rows have one size
@@ -260,19 +257,19 @@ class _Learner(Learner):
     longest = True
 
     def weigh(
-        self, minis: Sequence[PackedBatch], batch: RolloutBatch, signals: Mapping[str, Tokens]
-    ) -> tuple[Tokens, dict[str, float], Samples]:
-        variant = self.method.variant
-        names = ["advantages", "weights", *(name for part in self.parts for name in part.rows(variant))]
+        self, minis: Sequence[Minibatch], batch: Batch, signals: Mapping[str, Tokens]
+    ) -> tuple[list[Minibatch], Batch, dict[str, float]]:
+        variant, lengths, weighed = self.method.variant, batch.rollout.lengths, list[Minibatch]()
+        names = ["advantages", "weights", *(name for part in self.parts for name in part.fills(variant))]
         zeros = np.zeros(batch.rollout.tokens.shape, np.float32)
         for mini in minis:
             if self.train.skip_zero_advantage and not self.longest:  # a single token teaches
-                lengths = np.zeros(np.shape(mini.batch.lengths), np.int32)
-                lengths[0, 0] = 1
-                mini.packed, mini.layout = self._rows(mini.of(lengths))
-            known = vars(mini.packed.per_token)
-            mini.add(self.device, {n: zeros[mini.places] for n in names if known.get(n) is None})
-        return zeros, {}, batch.rollout.lengths
+                one = np.zeros((len(mini.places), lengths.shape[1]), np.int32)
+                one[0, 0] = 1
+                mini = self._lay_out(batch, mini.places, one)
+            rows = {n: mini.layout.pack(zeros[mini.places]) for n in names if n not in mini.rows.arrays}
+            weighed.append(mini.with_arrays(self.device.put(rows, ROWS)))
+        return weighed, batch, {}
 
 
 class _Rewards:
@@ -313,9 +310,7 @@ def _problems(count: int, tokens: int) -> list[data.Problem]:
     return [data.Problem(uid, (0,) * tokens, "", "0", {}, level=str(uid % 2)) for uid in range(count)]
 
 
-def _samples(
-    config: Config, policy: DryPolicy, longest: bool, longest_prompt: int, *, drawn: bool = False
-) -> RolloutBatch:
+def _samples(config: Config, policy: DryPolicy, longest: bool, longest_prompt: int, *, drawn: bool = False) -> Batch:
     """A step's samples as they are learned from, or as they were ``drawn``."""
     rollout, method = config.rollout, config.method
     prompts, group = rollout.prompts, method.widest(rollout.group)
@@ -323,7 +318,7 @@ def _samples(
     new = no_samples(prompts, group, tokens)
     lengths = new.lengths + (rollout.max_tokens if longest else 1)
     more = _more(config, policy, new, longest_prompt)
-    return RolloutBatch(
+    return Batch(
         problems=_problems(prompts, longest_prompt if longest else 1),
         rollout=dataclasses.replace(new, lengths=lengths, stopped=~new.stopped, **more),
         dropped=np.zeros(prompts, bool),

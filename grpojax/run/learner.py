@@ -1,6 +1,6 @@
 """One step of learning: pack the samples in rows, score them, weigh them, update.
 
-These four pass on a list of `PackedBatch`, one for each update of a pass.
+These four pass on a list of `Minibatch`, one for each update of a pass.
 """
 
 import dataclasses
@@ -16,18 +16,18 @@ from grpojax import losses as L
 from grpojax.device import ROWS
 from grpojax.host.on_host import on_host
 from grpojax.programs import batch_shards, blocks, policy_state
-from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
+from grpojax.programs.policy_update import ARRAYS
 from grpojax.programs.state import Network, abstract_state, bound
 from grpojax.run import weighing
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.run.method import Method
-from grpojax.run.packed_batch import PackedBatch, whole
-from grpojax.run.parts.part import Part, Weighed
+from grpojax.run.minibatch import Minibatch, whole
+from grpojax.run.parts.part import Part
 from grpojax.run.programs import Programs
 from grpojax.run.sections import TrainConfig
 from grpojax.run.work import step_flops
-from grpojax.types import Array, PerToken, Samples, Tokens, TrainBatch
+from grpojax.types import Array, Declared, PerPrompt, Prompts, Rollout, Samples, Tokens
 
 
 class Learner:
@@ -79,13 +79,12 @@ class Learner:
         for part in parts:
             part.open(policy, programs, longest_prompt=max_prompt_tokens)
 
-    def work(self, batch: RolloutBatch, lengths: Samples, number: int) -> dict[str, float]:
-        """Useful FLOPs of step ``number``, whose updates took ``lengths [P, G]`` tokens of ``batch``
-        (`grpojax.run.work.step_flops`)."""
+    def work(self, batch: Batch, number: int) -> dict[str, float]:
+        """Useful FLOPs of step ``number`` (`grpojax.run.work.step_flops`)."""
         return step_flops(
             self.policy.config,
             batch,
-            learned=lengths,
+            learned=batch.taught,
             scores=int(self._scores_self),
             iterations=self.train.ppo_epochs,
             picks=self.objective.needs_covariance_mask,
@@ -134,136 +133,151 @@ class Learner:
         """The part of the state that is saved in a checkpoint."""
         return {role: self.state[role] for role in self._networks()}
 
-    def replace(self, batch: RolloutBatch) -> RolloutBatch:
+    def replace(self, batch: Batch) -> Batch:
         """The samples that are learned from."""
         for part in self.parts:
             batch = part.replace(self.state, batch)
         return batch
 
-    def pack(self, batch: RolloutBatch) -> list[PackedBatch]:
+    def pack(self, batch: Batch) -> list[Minibatch]:
         """Lays the samples out in rows, update by update, and puts them on the devices."""
-        problems, rollout, policy = batch.problems, batch.rollout, self.policy
-        group = rollout.lengths.shape[1]
-        longest = max(self.max_prompt_tokens, *(len(p.ids) for p in problems))
-        prompts = data.to_prompts(problems, longest)
-        action_starts = None
-        if rollout.sampled is not None and self.objective.needs_displacement_weights:
-            before = np.pad(rollout.sampled[..., :-1], ((0, 0), (0, 0), (1, 0)))
-            action_starts = rollout.sampled & ~before
-        minis = []
-        for places in batch_shards.minibatches(batch.dropped, self.train.minibatches):
-            mine = jax.tree.map(lambda x, at=places: x[at], prompts)
-            mine, samples = batch_shards.spread(mine, group, policy.shards)
-            tokens, lengths, logps, starts = (
-                None if x is None else x[places].reshape(len(mine.lengths), samples, *x.shape[2:])
-                for x in (rollout.tokens, rollout.lengths, rollout.logps, action_starts)
-            )
-            per_token = PerToken(
-                sampler_logps=None if self.method.replaces_samples else logps,
-                action_starts=starts,
-            )
-            share = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
-            if rollout.choices is not None:
-                share = _with_choices(share, rollout.choices[places], rollout.prompt_choices[places])
-            minis.append(PackedBatch(places, share, *self._rows(share)))
-        return minis
+        split = batch_shards.minibatches(batch.dropped, self.train.minibatches)
+        return [self._lay_out(batch, places, batch.rollout.lengths[places]) for places in split]
 
-    def _rows(self, batch: TrainBatch) -> tuple[Packed, Layout]:
-        """A batch in rows on the devices, in one of two sizes."""
-        policy, train = self.policy, self.train
-        packed, layout = blocks.pack(
-            batch,
+    def _lay_out(self, batch: Batch, places: PerPrompt, lengths: Samples) -> Minibatch:
+        """A minibatch of some of a batch's prompts, with ``lengths [p, G]`` tokens of their samples."""
+        rollout, policy, train = batch.rollout, self.policy, self.train
+        longest = max(self.max_prompt_tokens, *(len(p.ids) for p in batch.problems))
+        prompts = jax.tree.map(lambda x: x[places], data.to_prompts(batch.problems, longest))
+        prompts, group = batch_shards.spread(prompts, lengths.shape[1], policy.shards)
+        arrays = self._known(rollout)
+        known = {name: _spread(x[places], prompts, group) for name, x in arrays.items()}
+        rows, layout = blocks.pack(
+            prompts,
+            _samples(rollout, places, lengths, prompts, group),
+            known,
             shards=policy.shards,
             microbatches=train.microbatches,
             gather=policy.compute.needs_gather,
             least=self.least,
             gaps=train.skip_zero_advantage,
         )
-        return self.device.put(packed, ROWS), layout
+        return Minibatch(places, self.device.put(rows, ROWS), layout)
 
-    def score(self, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
+    def _known(self, rollout: Rollout) -> dict[str, Tokens]:
+        """The arrays of the loss that the samples have from the beginning."""
+        known = dict[str, Tokens]()
+        if not self.method.replaces_samples:
+            known["sampler_logps"] = rollout.logps
+        if rollout.sampled is not None and self.objective.needs_displacement_weights:
+            before = np.pad(rollout.sampled[..., :-1], ((0, 0), (0, 0), (1, 0)))
+            known["action_starts"] = rollout.sampled & ~before
+        return known
+
+    def score(self, minis: Sequence[Minibatch]) -> tuple[list[Minibatch], dict[str, Tokens]]:
         """Runs the parts' programs that need no rewards, and scores the samples by the policy before its updates if a
         term or the variant needs it (`Method.scores_self`). The quickstart runs no program here.
 
-        Returns the signals for the variant: fields of `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
+        Returns the minibatches with what a loss reads of the scores, and the signals for the variant: fields of
+        `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
         """
-        programs, device, signals = self.programs, self.device, {}
+        programs, device, signals = self.programs, self.device, dict[str, Tokens]()
+        minis = list(minis)
         for part in self.parts:
-            signals |= part.before(self.state, minis)
+            made, arrays = part.before(self.state, minis)
+            signals |= _declared_by(part, made)
+            minis = self._filled(minis, arrays)
         if self._scores_self:
-            own = [device.call(programs.score_policy, self.weights, m.packed.rows) for m in minis]
+            own = [device.call(programs.score_policy, self.weights, m.rows.bare) for m in minis]
+            logps = [scores.logps for scores in own]
             if self._moves:
-                for mini, scores in zip(minis, own, strict=True):
-                    mini.set(old_logps=scores.logps)
+                minis = self._filled(minis, {"old_logps": logps})
             if self._compares:
-                signals["behavior_logps"] = whole(device, minis, [s.logps for s in own])
+                signals["behavior_logps"] = whole(device, minis, logps)
             if self._needs_entropy:
                 signals["entropy"] = whole(device, minis, [s.entropy for s in own])
         if jax.default_backend() == "cpu":  # scores and rewards would take turns on the same cores
-            jax.block_until_ready([m.packed for m in minis])
-        return signals
+            jax.block_until_ready([m.rows for m in minis])
+        return minis, signals
 
-    def signals_after_rewards(self, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+    def _filled(self, minis: Sequence[Minibatch], arrays: Mapping[str, Sequence[Array]]) -> list[Minibatch]:
+        """The minibatches with arrays of the devices by name, one ``[M, B, R, S]`` for each minibatch."""
+        for name in arrays:
+            self._declared(name)
+        return [m.with_arrays({name: each[i] for name, each in arrays.items()}) for i, m in enumerate(minis)]
+
+    def _declared(self, name: str) -> Declared:
+        """What an array of the rows is; raises `ValueError` for one that neither the policy's loss nor a part declares,
+        since no loss would read it."""
+        for declared in (ARRAYS, *(part.arrays for part in self.parts)):
+            if name in declared:
+                return declared[name]
+        raise ValueError(f"no loss reads an array {name!r}: `arrays` of the part that fills it must declare it")
+
+    def signals_after_rewards(self, batch: Batch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         """The parts' signals that need the rewards, and their metrics (`grpojax.run.parts.part.Part.after`)."""
         signals, metrics, started = dict[str, Array](), dict[str, float](), time.perf_counter()
         for part in self.parts:
             made, measured = part.after(self.state, batch, counted)
-            signals |= made
+            signals |= _declared_by(part, made)
             metrics |= measured
         if signals:
             metrics["time/late_s"] = time.perf_counter() - started
         return signals, metrics
 
     def weigh(
-        self, minis: Sequence[PackedBatch], batch: RolloutBatch, signals: Mapping[str, Tokens]
-    ) -> tuple[Tokens, dict[str, float], Samples]:
+        self, minis: Sequence[Minibatch], batch: Batch, signals: Mapping[str, Tokens]
+    ) -> tuple[list[Minibatch], Batch, dict[str, float]]:
         """Sets advantages, token weights and the parts' arrays in the rows.
 
         Args:
-          minis: the packed batches, scored.
+          minis: the minibatches, scored.
           batch: the samples and their rewards.
-          signals: the result of `score`.
+          signals: those of `score`.
 
         Returns:
-          ``(advantages, metrics, lengths)``: ``[P, G, T]``; metrics of the variant's parts; and ``[P, G]`` the lengths
-          of the samples in the updates, 0 where one is left out.
+          The minibatches; the batch with its advantages and all signals; and metrics of the variant's parts.
         """
-        dropped = batch.dropped
         counted, cut = weighing.counted(batch, self.train.truncated)
         late, metrics = self.signals_after_rewards(batch, counted)
-        signals = {**signals, **late}
-        valid = {**batch.signals, **signals}.get("valid")
-        counted = counted if valid is None else np.where(valid, counted, np.nan)  # parts leave samples out, too
+        signals = {**batch.signals, **signals, **late}
+        sizes: dict[str, int] = dict(zip(("P", "G", "T"), batch.rollout.tokens.shape, strict=True))
+        for part in self.parts:
+            for name in part.signals.keys() & signals.keys():
+                part.signals[name].check(name, signals[name], sizes)
+        if (valid := signals.get("valid")) is not None:
+            counted = np.where(valid, counted, np.nan)  # parts leave samples out, too
         with on_host():
-            mask = batch.sampled
-            advantages = weighing.advantages(self.method, batch, counted, mask, signals)
-            live = mask & (np.isfinite(counted) & ~cut)[..., None]
-            rows = [weighing.rows(self.objective, m.places, advantages, live, dropped) for m in minis]
-            weighed = Weighed(
-                batch=batch,
-                counted=counted,
-                mask=mask,
-                live=live,
+            batch = dataclasses.replace(
+                batch,
                 signals=signals,
-                advantages=advantages,
-                places=[m.places for m in minis],
+                counted=counted,
+                live=batch.sampled & (np.isfinite(counted) & ~cut)[..., None],
+                minibatches=[m.places for m in minis],
             )
+            batch = dataclasses.replace(batch, advantages=weighing.advantages(self.method, batch))
+            arrays = {"advantages": batch.advantages, "weights": weighing.weights(self.objective, batch)}
             for part in self.parts:
-                added, measured = part.weigh(weighed)
+                added, measured = part.weigh(batch)
                 metrics |= measured
-                rows = [row | more for row, more in zip(rows, added, strict=True)]
+                arrays |= added
+            for name, x in arrays.items():
+                self._declared(name).check(name, x, sizes)
         lengths = np.array(batch.rollout.lengths)
-        for mini, host in zip(minis, rows, strict=True):
-            mini.live = bool(live[mini.places].any())
+        weighed = list[Minibatch]()
+        for mini in minis:
+            places = mini.places
             if self.train.skip_zero_advantage:
-                lengths[mini.places] = weighing.lengths_that_teach(host, lengths[mini.places])
-                mini.packed, mini.layout = self._rows(mini.of(lengths[mini.places]))
-            mini.add(self.device, host)
-        return advantages, metrics, lengths
+                lengths[places] = weighing.lengths_that_teach(arrays["advantages"], arrays["weights"], lengths, places)
+                mini = self._lay_out(batch, places, lengths[places])
+            rows = {name: mini.layout.pack(x[places]) for name, x in arrays.items()}
+            live = bool(batch.live[places].any())
+            weighed.append(dataclasses.replace(mini.with_arrays(self.device.put(rows, ROWS)), live=live))
+        return weighed, dataclasses.replace(batch, taught=lengths), metrics
 
     def update(
         self,
-        minis: Sequence[PackedBatch],
+        minis: Sequence[Minibatch],
         number: int,
         *,
         shares: tuple[float, float] | None = None,
@@ -288,26 +302,27 @@ class Learner:
             mini = minis[n % len(minis)]
             if not mini.live:
                 continue
+            rows = mini.rows
             if shares is not None:
                 frozen["share"] = np.float32(shares[0] + (shares[1] - shares[0]) * n / count)
             given = frozen if second is None else {**frozen, **second.frozen(self.state)}
             if second is not None and learns_alone:
                 self.state[second.learns], measured = call(
-                    self.programs.update_without_policy[second.learns], self.state[second.learns], given, mini.packed
+                    self.programs.update_without_policy[second.learns], self.state[second.learns], given, rows
                 )
                 taken.append({f"{second.learns}/{name}": value for name, value in measured.items()})
                 continue
             if self.objective.needs_covariance_mask:  # by the policy before this update
-                logps = call(self.programs.score, self.weights, mini.packed.rows).logps
-                mini.set(covariance_mask=None)
+                logps = call(self.programs.score, self.weights, rows.bare).logps
                 places = self.device.put(mini.layout.index, ROWS)
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.train.seed), number), n)
-                mini.set(covariance_mask=call(self.programs.covariance_mask, key, logps, mini.packed, places))
+                mask = call(self.programs.covariance_mask, key, logps, rows, places)
+                rows = rows.with_arrays({"covariance_mask": mask})
             if second is None:
-                self.state["policy"], metrics = call(self.programs.update, self.state["policy"], given, mini.packed)
+                self.state["policy"], metrics = call(self.programs.update, self.state["policy"], given, rows)
             else:  # each learns from the other as it was before this update
                 both = {role: self.state[role] for role in ("policy", second.learns)}
-                both, metrics = call(self.programs.update, both, given, mini.packed)
+                both, metrics = call(self.programs.update, both, given, rows)
                 self.state |= both
             taken.append(metrics)
             self.updates += 1
@@ -327,11 +342,31 @@ class Learner:
             self.entropy_coefs = {"coef": float(coef), "applied": float(applied)}
 
 
-def _with_choices(batch: TrainBatch, choices: np.ndarray, of_prompts: np.ndarray) -> TrainBatch:
-    """A spread batch with the choices of a rollout, ``[p, G, T, C]`` and, for prompts, ``[p, parts, L, C]``."""
-    copies = len(batch.prompts.lengths) // len(of_prompts)
-    return dataclasses.replace(
-        batch,
-        choices=choices.reshape(*np.shape(batch.tokens), -1),
-        prompt_choices=np.repeat(of_prompts[:, 0], copies, 0),
+def _declared_by(part: Part, signals: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The signals of a part; raises `ValueError` for one that it does not declare, since a variant may miss it."""
+    for name in signals:
+        if name not in part.signals:
+            raise ValueError(f"{type(part).__name__} gives a signal {name!r} that its `signals` does not declare")
+    return signals
+
+
+def _samples(rollout: Rollout, places: PerPrompt, lengths: Samples, prompts: Prompts, group: int) -> Rollout:
+    """Samples of the prompts at ``places`` as their ``prompts`` were spread, ``group`` to each, with these lengths."""
+
+    def mine(x: Array) -> Array:
+        return None if x is None else _spread(x[places], prompts, group)
+
+    choices = rollout.prompt_choices
+    if choices is not None:
+        choices = np.repeat(choices[places, :1], len(prompts.lengths) // len(places), 0)
+    return Rollout(
+        tokens=mine(rollout.tokens),
+        lengths=_spread(lengths, prompts, group),
+        choices=mine(rollout.choices),
+        prompt_choices=choices,
     )
+
+
+def _spread(x: Array, prompts: Prompts, group: int) -> Array:
+    """``[p, G, ...]`` as the prompts were spread over the shards, ``[P', G', ...]``."""
+    return x.reshape(len(prompts.lengths), group, *x.shape[2:])

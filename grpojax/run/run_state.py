@@ -24,7 +24,7 @@ class RunState:
       levels: how far the run is with each level, if problems are drawn by level.
       exemplars: solved problems that can be shown before others.
       partial: groups whose samples continue in the next rollout.
-      in_flight: the rollout that is drawn ahead (`grpojax.run.source.InFlight.record`).
+      in_flight: the rollout that is drawn ahead (`grpojax.run.source.record_of`).
     """
 
     step: int = 0

@@ -221,9 +221,9 @@ class FilterConfig:
       metric: name of the reward that decides; None takes the first with a weight. A group stays if its samples differ
         in this reward. A variant with a filter of its own may decide otherwise. Other rewards keep no group: a format
         bonus varies also in groups that are all wrong.
-      max_rollouts: most rollouts of a step. If groups are missing after the last one, dropped groups with weight 0 take
-        their place. None takes 3, or 1 for a variant that leaves groups out without drawing others
-        (`grpojax.variants.Variant.resample`), such as scale_rl.
+      max_rollouts: most rollouts of a step, the first included. If groups are missing after the last one, dropped
+        groups with weight 0 take their place. None takes 3, or 1 for a variant that leaves groups out without drawing
+        others (`grpojax.variants.Variant.resample`), such as scale_rl.
       success: a sample passes if its reward is at least this. Only for a variant with a filter of its own. None leaves
         a graded reward as it is, and takes 1 where a filter asks whether a sample passes.
     """

@@ -1,8 +1,9 @@
 """The source of a step's samples: its protocol, and the plain source, which draws when a step asks for it.
 
-A step asks a source for its `RolloutBatch`: `Plain.start` chooses problems and dispatches a rollout, `Plain.collect`
-waits for its samples and submits them to the rewards, and `Plain.batch` makes a step's batch of them. A filter waits
-for the rewards there and draws more if needed. Otherwise `RolloutBatch.with_rewards` waits for them.
+A step asks a source for its `Batch`: `Plain.start` chooses problems and dispatches a rollout,
+`Batch.arrived` waits for its samples and submits them to the rewards, and `Plain.next` makes a step's batch of
+them. A filter waits for the rewards there and draws more if needed. Otherwise `Batch.with_rewards` waits for
+them.
 
 Other ways to draw are of parts (`grpojax.run.parts.part.Part.draws` and ``source``).
 """
@@ -30,7 +31,7 @@ from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.scoring import weighted_sum
-from grpojax.run.batch import RolloutBatch, take
+from grpojax.run.batch import Batch, Fetch, Sync, take
 from grpojax.run.curriculum import Curriculum
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
@@ -39,9 +40,6 @@ from grpojax.variants import Variant
 
 if TYPE_CHECKING:
     from grpojax.run.parts.part import Part
-
-# Waits for device arrays. In a run, all processes then agree whether it goes on.
-Sync = Callable[[Any], object]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,36 +50,40 @@ class Context:
       state: where a resumed run is.
       folder: the run's directory; None on devices that compute nothing.
       sync: waits for device arrays, unless the run is to stop.
-      begin: ``begin(start)`` gives ``start()``, which dispatches a step's rollout. While the devices work on it, the
-        run waits for the step before and records it.
-      since: when the updates before those in flight were over, or the step began.
     """
 
     state: RunState
     folder: epath.Path | None
     sync: Sync
-    begin: Callable[[Callable[[], Any]], Any]
-    since: Callable[[], float]
 
 
 class Source(Protocol):
     """A way to draw samples.
 
     Attributes:
-      seconds: spent on "data", the choice of problems, and on "rollout", waiting for samples, since it was cleared.
+      seconds: spent on "data", the choice of problems, since it was cleared.
     """
 
     seconds: Counter[str]
 
-    def next(self, number: int) -> RolloutBatch:
-        """The batch of the step with that number. Its samples are there; its rewards may be under way.
+    def begin(self, number: int) -> Batch:
+        """Dispatches the first rollout of the step with that number. While devices draw it, the run waits for the step
+        before and records it.
 
         Raises:
           grpojax.run.control.Stopped: the run is to stop; `record` has what is in flight.
         """
         ...
 
-    def note(self, batch: RolloutBatch) -> dict[str, float]:
+    def next(self, number: int, first: Batch) -> Batch:
+        """The batch of that step, from what `begin` returned. Its samples are there; its rewards may be under way.
+
+        Raises:
+          grpojax.run.control.Stopped: as of `begin`.
+        """
+        ...
+
+    def note(self, batch: Batch) -> dict[str, float]:
         """Notes what later draws depend on, from a step's batch with its rewards. Returns metrics of it."""
         ...
 
@@ -92,67 +94,6 @@ class Source(Protocol):
     def record(self) -> dict[str, Any] | None:
         """A rollout in flight as a save stores it, as JSON; None without one."""
         ...
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Dispatched:
-    """Samples that the devices are drawing.
-
-    Attributes:
-      rollout: the samples on the devices.
-      rows: number of its prompts; the last ones may only fill up the shards.
-      prompts: number of prompts that were asked for.
-    """
-
-    rollout: Rollout
-    rows: int
-    prompts: int
-
-    def fetch(self, policy: Policy, sync: Sync) -> Rollout:
-        """Waits for the samples and brings them to the host, ``[P, G, ...]``."""
-        sync(self.rollout)
-        return jax.tree.map(lambda x: x[: self.prompts], policy.fetch(self.rollout, self.rows))
-
-
-@dataclasses.dataclass(kw_only=True)
-class InFlight:
-    """A dispatched rollout.
-
-    Attributes:
-      number: number of the rollout in the run.
-      problems: problems of its P prompts.
-      dispatched: the samples, and what a subclass of `Plain` draws with them.
-      samples: the same on the host; None until they are there.
-      version: version of the weights that draw it: the number of the policy's updates in them.
-      passes: pass over the data that each problem belongs to.
-    """
-
-    number: int
-    problems: Sequence[data.Problem]
-    dispatched: Sequence[Dispatched] = ()
-    samples: Sequence[Rollout] | None = None
-    version: int = 0
-    passes: Sequence[int] = ()
-
-    def on_host(self, policy: Policy, sync: Sync) -> Sequence[Rollout]:
-        """Waits for the samples."""
-        if self.samples is None:
-            self.samples = [each.fetch(policy, sync) for each in self.dispatched]
-        else:
-            sync(())
-        return self.samples
-
-    def record(self, policy: Policy) -> dict[str, Any]:
-        """The rollout as JSON, from which a resumed run restores it. It has the samples, since the weights that drew
-        them are gone then. Waits for the samples, and is the same on all processes."""
-        samples = self.on_host(policy, jax.block_until_ready)
-        return {
-            "number": self.number,
-            "version": self.version,
-            "uids": [p.uid for p in self.problems],
-            "passes": list(self.passes),
-            "samples": [{name: to_text(y) for name, y in vars(x).items() if y is not None} for x in samples],
-        }
 
 
 class Plain:
@@ -198,34 +139,29 @@ class Plain:
 
     # -------------------------------------------------------------------------------------------------- a step
 
-    def next(self, number: int) -> RolloutBatch:
-        """Dispatches the rollout of a step and waits for its samples."""
-        first = self.context.begin(self.start)
-        return self.batch(number, first, since=self.context.since())
+    def begin(self, number: int) -> Batch:
+        """Dispatches the first rollout of a step."""
+        return self.start()
 
-    def batch(self, number: int, first: InFlight, *, since: float) -> RolloutBatch:
-        """The batch of a step, once the samples of its first rollout are there. The wait for them began at ``since``,
-        by `time.perf_counter`."""
-        made = self._unfiltered(first) if self.method.filter is None else self._filtered(number, first)
-        self.seconds["rollout"] += time.perf_counter() - since  # pyrefly: ignore
-        return made
+    def next(self, number: int, first: Batch) -> Batch:
+        """The batch of a step, once the samples of its first rollout are there."""
+        return self._unfiltered(first) if self.method.filter is None else self._filtered(number, first)
 
-    def _unfiltered(self, first: InFlight) -> RolloutBatch:
-        batch = self.collect(first)
-        return dataclasses.replace(
-            batch, dropped=~batch.rollout.lengths.any(1), version=self.version([first], [batch]), passes=first.passes
-        )
+    def _unfiltered(self, first: Batch) -> Batch:
+        batch = first.arrived()
+        dropped = ~batch.rollout.lengths.any(1)
+        return dataclasses.replace(batch, dropped=dropped, version=self.version([first], [batch]))
 
-    def _filtered(self, number: int, first: InFlight) -> RolloutBatch:
+    def _filtered(self, number: int, first: Batch) -> Batch:
         """Waits for the rewards, and draws more until the number of kept groups is that of a rollout."""
         chosen, size = self.method.filter, self.config.prompts
-        assert chosen is not None and chosen.max_rollouts is not None, "of a method it is filled in"
-        started, drawn = [first], [self._judged(first)]
+        assert chosen is not None and chosen.max_rollouts is not None, "`method.resolve` fills it in: 3, or 1"
+        started, drawn = [first], [first.arrived().with_rewards()]
         keeps = [self.keeps(drawn[0])]
         wanted = int(drawn[0].rollout.lengths.any(1).sum())
         while sum(k.sum() for k in keeps) < wanted and len(drawn) < chosen.max_rollouts:
             started.append(self.start())
-            drawn.append(self._judged(started[-1]))
+            drawn.append(started[-1].arrived().with_rewards())
             keeps.append(self.keeps(drawn[-1]))
         keep, there = np.concatenate(keeps), np.concatenate([d.rollout.lengths.any(1) for d in drawn])
         if not keep.any():
@@ -246,12 +182,8 @@ class Plain:
             rollouts=drawn,
         )
 
-    def _judged(self, in_flight: InFlight) -> RolloutBatch:
-        """A rollout with its rewards, for which it waits."""
-        return dataclasses.replace(self.collect(in_flight).with_rewards(), passes=in_flight.passes)
-
     @on_host()
-    def keeps(self, batch: RolloutBatch) -> PerPrompt:
+    def keeps(self, batch: Batch) -> PerPrompt:
         """``[P]`` bool: the groups that dynamic sampling keeps."""
         variant, chosen, by_name = self.method.variant, self.method.filter, batch.by_name
         if self._truncated != "train":  # samples cut at the limit teach nothing
@@ -263,19 +195,18 @@ class Plain:
         except ValueError as e:
             raise UserError(f"filter of variant {variant.name!r}: {e}") from e
 
-    def version(
-        self, started: Sequence[InFlight], drawn: Sequence[RolloutBatch], learned: PerPrompt | None = None
-    ) -> int:
+    def version(self, started: Sequence[Batch], drawn: Sequence[Batch], learned: PerPrompt | None = None) -> int:
         """Number of updates in the weights that drew the oldest samples of a step, which are those of its first
         rollout.
 
         Args:
-          started, drawn: its rollouts.
+          started: its rollouts as they were dispatched.
+          drawn: the same with their samples.
           learned: the groups to learn from, out of all; None for all that have samples.
         """
         return started[0].version
 
-    def note(self, batch: RolloutBatch) -> dict[str, float]:
+    def note(self, batch: Batch) -> dict[str, float]:
         """Notes what later draws depend on, from a step's batch with its rewards. Returns metrics of it."""
         self.curriculum.note((drawn, drawn.passes) for drawn in batch.as_drawn)
         return self.curriculum.metrics()
@@ -291,7 +222,7 @@ class Plain:
 
     # ------------------------------------------------------------------------------------------------ a rollout
 
-    def start(self) -> InFlight:
+    def start(self) -> Batch:
         """Dispatches the next rollout. Its problems and its draws depend on its number in the run."""
         number = self.drawn
         self.drawn += 1
@@ -306,43 +237,48 @@ class Plain:
         self.seconds["data"] += time.perf_counter() - started  # pyrefly: ignore
         return chosen
 
-    def draw(self, problems: Sequence[data.Problem], number: int) -> InFlight:
+    def draw(self, problems: Sequence[data.Problem], number: int) -> Batch:
         """Dispatches a rollout of these problems, with the draws of that number in the run.
 
         Args:
           problems: of its prompts.
           number: of the rollout.
         """
-        dispatched = self.dispatch(self.params(), problems, self.key(number))
-        return InFlight(number=number, problems=problems, dispatched=dispatched)
+        drawing = self.dispatch(self.params(), problems, self.key(number))
+        return Batch(number=number, problems=problems, drawing=drawing, arrive=self.arrived)
 
-    def dispatch(self, params: Any, problems: Sequence[data.Problem], key: Array) -> list[Dispatched]:
-        """Dispatches the samples of these problems; ``params`` are the weights that the policy samples with."""
+    def dispatch(self, params: Any, problems: Sequence[data.Problem], key: Array) -> list[Fetch]:
+        """Dispatches the samples of these problems, and returns what waits for them; ``params`` are the weights that
+        the policy samples with."""
         prompts = self.prompts(problems, self.config.group)
         sampled = self.policy.sample(params, prompts, key, self.config)
-        return [Dispatched(rollout=sampled, rows=len(problems), prompts=len(problems))]
+        return [fetching(self.policy, sampled, len(problems), len(problems))]
 
-    def resumed(self, record: Mapping[str, Any]) -> InFlight:
-        """A rollout that the run had drawn before it was stopped, from `InFlight.record`."""
-        problems = {p.uid: p for p in self.problems}
-        return InFlight(
+    def resumed(self, record: Mapping[str, Any]) -> Batch:
+        """A rollout that the run had drawn before it was stopped, from `record_of`."""
+        problems, versions = {p.uid: p for p in self.problems}, record.get("versions")
+        samples = [Rollout(**{name: from_text(x) for name, x in each.items()}) for each in record["samples"]]
+        return Batch(
             number=record["number"],
             problems=[problems[uid] for uid in record["uids"]],
-            samples=[Rollout(**{name: from_text(x) for name, x in each.items()}) for each in record["samples"]],
+            drawing=[functools.partial(_there, rollout) for rollout in samples],
+            arrive=self.arrived,
             version=record["version"],
+            versions=None if versions is None else from_text(versions),
             passes=record["passes"],
         )
 
-    def collect(self, in_flight: InFlight) -> RolloutBatch:
+    def arrived(self, batch: Batch) -> Batch:
         """Waits for the samples of a rollout, during which the run may stop, and submits them to the rewards."""
-        return self.submit(in_flight.problems, *in_flight.on_host(self.policy, self.sync))
+        submitted = self.submit(batch.problems, *(fetch(self.sync) for fetch in batch.drawing))
+        return dataclasses.replace(submitted, number=batch.number, version=batch.version, passes=batch.passes)
 
-    def submit(self, problems: Sequence[data.Problem], rollout: Rollout, *more: Rollout) -> RolloutBatch:
+    def submit(self, problems: Sequence[data.Problem], rollout: Rollout, *more: Rollout) -> Batch:
         """Submits samples to the rewards: each process its own rows. ``more`` is what a subclass drew with them."""
         wait = submit(self.rewards, problems, rollout, self.policy.texts, self.columns)
-        return RolloutBatch(problems=problems, rollout=rollout, pending=[functools.partial(self.rewarded, wait)])
+        return Batch(problems=problems, rollout=rollout, pending=[functools.partial(self.rewarded, wait)])
 
-    def rewarded(self, wait: Callable[[], Scores], batch: RolloutBatch) -> RolloutBatch:
+    def rewarded(self, wait: Callable[[], Scores], batch: Batch) -> Batch:
         """A batch with its rewards, ``[P * G]`` each, for which ``wait`` waits."""
         scores, shape, tokens = wait(), batch.rollout.lengths.shape, batch.rollout.tokens.shape
         signals = _of_steps(scores, self.method.variant, self.config.max_tokens)
@@ -372,14 +308,14 @@ class Plain:
 
     def dispatch_any(
         self, params: Any, prompts: Prompts, key: Array, config: SamplerConfig, *, name: str = "rollout"
-    ) -> Dispatched:
-        """Dispatches samples of any number of prompts. To fill the shards, the last ones get some prompts again.
-        ``name`` is as of `Policy.sample`."""
+    ) -> Fetch:
+        """Dispatches samples of any number of prompts, and returns what waits for them. To fill the shards, the last
+        ones get some prompts again. ``name`` is as of `Policy.sample`."""
         n = len(prompts.lengths)
         rows = batch_shards.filled(n, self.policy.sampling.shards)
         filled = jax.tree.map(lambda x: x[np.arange(rows) % n], prompts)
         rollout = self.policy.sample(params, filled, key, config, name=name)
-        return Dispatched(rollout=rollout, rows=rows, prompts=n)
+        return fetching(self.policy, rollout, rows, n)
 
 
 def _of_steps(scores: Scores, variant: Variant, longest: int) -> dict[str, Array]:
@@ -432,6 +368,47 @@ def make(
     for part in parts:
         source = part.source(source)
     return source
+
+
+def fetching(policy: Policy, rollout: Rollout, rows: int, prompts: int) -> Fetch:
+    """What waits for samples and brings them to the host, ``[P, G, ...]``. It does so once: a save may ask for them
+    before the step does.
+
+    Args:
+      policy: that draws them.
+      rollout: the samples on the devices.
+      rows: number of its prompts; the last ones may only fill up the shards.
+      prompts: number of prompts that were asked for.
+    """
+    here = list[Rollout]()
+
+    def fetch(sync: Sync) -> Rollout:
+        if here:
+            return _there(here[0], sync)
+        sync(rollout)
+        here.append(jax.tree.map(lambda x: x[:prompts], policy.fetch(rollout, rows)))
+        return here[0]
+
+    return fetch
+
+
+def _there(rollout: Rollout, sync: Sync) -> Rollout:
+    sync(())
+    return rollout
+
+
+def record_of(batch: Batch) -> dict[str, Any]:
+    """A dispatched rollout as JSON, from which a resumed run restores it (`Plain.resumed`). It has the samples, since
+    the weights that drew them are gone then. Waits for the samples, and is the same on all processes."""
+    samples = [fetch(jax.block_until_ready) for fetch in batch.drawing]
+    return {
+        "number": batch.number,
+        "version": batch.version,
+        "uids": [p.uid for p in batch.problems],
+        "passes": list(batch.passes),
+        "samples": [{name: to_text(y) for name, y in vars(x).items() if y is not None} for x in samples],
+        **({} if batch.versions is None else {"versions": to_text(batch.versions)}),
+    }
 
 
 def to_text(x: np.ndarray) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from grpojax import diagnostics, masked
 from grpojax.host.on_host import on_host
 from grpojax.programs.sampler import own_tokens
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.run.method import Method
 from grpojax.types import Max, Mean, PerPrompt, Rollout, Samples
 
@@ -44,7 +44,7 @@ BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
 
 
 @on_host()
-def of_rollouts(batch: RolloutBatch, method: Method) -> dict[str, float]:
+def of_rollouts(batch: Batch, method: Method) -> dict[str, float]:
     """Metrics of a step's samples that need only the host: over all drawn samples, and over those that a filter kept.
 
     Args:
@@ -76,7 +76,7 @@ def of_version(version: int, updates: int) -> dict[str, float]:
     return {"rollout/version": float(version), "rollout/staleness": float(updates - version)}
 
 
-def of_drawn(drawn: Sequence[RolloutBatch], deciding: str) -> dict[str, float]:
+def of_drawn(drawn: Sequence[Batch], deciding: str) -> dict[str, float]:
     """Metrics of every group that was drawn for a step, including those that the filter dropped.
 
     Args:
@@ -115,7 +115,7 @@ def of_drawn(drawn: Sequence[RolloutBatch], deciding: str) -> dict[str, float]:
     return values | {f"groups/{name}": float(x) for name, x in groups.items()}
 
 
-def of_samples(drawn: Sequence[RolloutBatch], decides: Samples, *, success: float = 1.0) -> dict[str, float]:
+def of_samples(drawn: Sequence[Batch], decides: Samples, *, success: float = 1.0) -> dict[str, float]:
     """The repetitiveness of the samples, and the likelihood of the right ones when they were drawn.
 
     Args:
@@ -138,7 +138,7 @@ def of_samples(drawn: Sequence[RolloutBatch], decides: Samples, *, success: floa
     }
 
 
-def of_episodes(drawn: Sequence[RolloutBatch]) -> dict[str, float]:
+def of_episodes(drawn: Sequence[Batch]) -> dict[str, float]:
     """Metrics of episodes; none of samples that are no episodes.
 
     Args:
@@ -148,7 +148,7 @@ def of_episodes(drawn: Sequence[RolloutBatch]) -> dict[str, float]:
       Means over episodes: ``episode/turns``, ``episode/calls`` of tools, ``episode/answer_tokens`` that environments
       answered. ``episode/calling``, the share of episodes with a call, and ``episode/invalid``, that of those which
       their environment made invalid. ``episode/failures``, the share of calls that failed, and ``episode/malformed``,
-      that of calls which reached no tool. The events of `grpojax.run.batch.RolloutBatch.events` that there were,
+      that of calls which reached no tool. The events of `grpojax.run.batch.Batch.events` that there were,
       counted.
     """
     if not drawn[0].episodes:
@@ -172,7 +172,7 @@ def of_episodes(drawn: Sequence[RolloutBatch]) -> dict[str, float]:
     }
 
 
-def of_kept(batch: RolloutBatch) -> dict[str, float]:
+def of_kept(batch: Batch) -> dict[str, float]:
     """Metrics of the groups that a filter kept; ``groups/missing`` is the share of the batch without any.
 
     Args:
@@ -189,7 +189,7 @@ def of_kept(batch: RolloutBatch) -> dict[str, float]:
     }
 
 
-def of_seeded(drawn: Sequence[RolloutBatch], deciding: str, success: float) -> dict[str, float]:
+def of_seeded(drawn: Sequence[Batch], deciding: str, success: float) -> dict[str, float]:
     """Metrics of the samples drawn with solved problems in context: their share of all, and how many of them pass.
 
     Args:
@@ -205,11 +205,11 @@ def of_seeded(drawn: Sequence[RolloutBatch], deciding: str, success: float) -> d
     }
 
 
-def _seeded(drawn: RolloutBatch) -> PerPrompt:
+def _seeded(drawn: Batch) -> PerPrompt:
     return np.zeros(len(drawn.problems), bool) if drawn.seeded is None else drawn.seeded
 
 
-def _taught(drawn: RolloutBatch) -> Samples:
+def _taught(drawn: Batch) -> Samples:
     """The rewards that advantages are made of: the total and, if there are any, the rewards of steps."""
     steps = drawn.signals.get("step_rewards")
     return drawn.total if steps is None else drawn.total + np.nansum(steps, -1)
@@ -240,7 +240,7 @@ def _mean(x: np.ndarray) -> float:
     return float(x.mean()) if x.size else math.nan
 
 
-def tokens(drawn: Sequence[RolloutBatch]) -> tuple[int, int]:
+def tokens(drawn: Sequence[Batch]) -> tuple[int, int]:
     """``(prompt, completion)`` tokens of all drawn samples; a prompt counts once for each of its samples. What
     environments answered counts with the prompts."""
     prompt = sum(int(np.dot([len(p.ids) for p in d.problems], (d.all_lengths > 0).sum(1))) for d in drawn)

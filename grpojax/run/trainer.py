@@ -24,7 +24,7 @@ from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
 from grpojax.run import checks, parts, recorder, source, step_metrics, watch
 from grpojax.run.alarms import SAID
-from grpojax.run.batch import RolloutBatch, annotate, sample_rows
+from grpojax.run.batch import Batch, annotate, sample_rows
 from grpojax.run.dry import learner_calls
 from grpojax.run.held_out import HeldOut, announce
 from grpojax.run.learner import Learner
@@ -33,7 +33,7 @@ from grpojax.run.method import learns_from_equals
 from grpojax.run.programs import learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
-from grpojax.types import Rollout, Tokens
+from grpojax.types import Rollout
 
 REMEDIES = (
     "raise train.microbatches, set model.remat=layer, lower rollout.decode_slots, or spread over more devices "
@@ -42,10 +42,10 @@ REMEDIES = (
 
 
 class Clock:
-    """Seconds of the parts of a step, by name; the first begins now."""
+    """Seconds of the parts of a step, by name; the first began at ``since``, by `time.perf_counter`."""
 
-    def __init__(self) -> None:
-        self.seconds, self._since = Counter[str](), time.perf_counter()
+    def __init__(self, since: float) -> None:
+        self.seconds, self._since = Counter[str](), since
 
     def lap(self, name: str | None) -> None:
         """Ends a phase of the step; None ends a time span that belongs to no phase."""
@@ -201,8 +201,6 @@ class Trainer(Task):
                 state=self.state,
                 folder=self.session.directory,
                 sync=self.session.control.sync,
-                begin=self.loop.begin,
-                since=lambda: self.loop.since,
             ),
             **({} if self.players is None else {"players": self.players}),
         )
@@ -233,32 +231,33 @@ class Trainer(Task):
     def step(self, number: int) -> Updates:
         """Waits for a batch of samples, and learns from it."""
         learner, state, method = self.learner, self.state, self.config.method
-        batch = self.source.next(number)  # it may raise `Stopped`; then a save keeps the rollout in flight
-        clock = Clock()
-        batch = learner.replace(batch)
+        began = time.perf_counter()
+        # While devices draw, the loop records the step before. A save keeps what is in flight if this raises `Stopped`.
+        first = self.loop.begin(functools.partial(self.source.begin, number))
+        clock = Clock(began if first.arrive is None else self.loop.since)
+        batch = learner.replace(self.source.next(number, first))
         clock.lap("rollout")
-        packed = learner.pack(batch)
-        signals = learner.score(packed)
+        minis, signals = learner.score(learner.pack(batch))
         clock.lap("score")
         batch = batch.with_rewards()
         of_problems = self.source.note(batch)
         clock.lap("reward")
-        advantages, of_signals, lengths = learner.weigh(packed, batch, signals)
+        minis, batch, of_signals = learner.weigh(minis, batch, signals)
 
         shares = self._count(batch)
         known = step_metrics.of_rollouts(batch, method) | of_problems | of_signals
-        known["useful_token_fraction"] = float(np.mean([m.layout.useful for m in packed]))
+        known["useful_token_fraction"] = float(np.mean([m.layout.useful for m in minis]))
         if method.older:
             known |= step_metrics.of_version(batch.version, learner.updates)
-        rows = self._rows(number, batch, advantages, signals)
+        sampled = self._sampled(number, batch)
         clock.lap(None)
         # From here to the end of the step nothing waits for the device.
-        metrics = learner.update(packed, number, shares=shares)
+        metrics = learner.update(minis, number, shares=shares)
         clock.lap("update")
         learner.end_step(number)
-        if rows is not None:
-            self.loop.metrics.write_samples(number, rows)
-        self.work = learner.work(batch, lengths, number)
+        if sampled is not None:
+            self.loop.metrics.write_samples(number, sampled)
+        self.work = learner.work(batch, number)
         state.flops += sum(self.work.values())
         if self.on_step is not None:
             self.on_step(batch.problems, batch.rollout)
@@ -266,7 +265,7 @@ class Trainer(Task):
         self.source.write(state)
         return self._under_way(number, known, metrics, clock, batch)
 
-    def _count(self, batch: RolloutBatch) -> tuple[float, float] | None:
+    def _count(self, batch: Batch) -> tuple[float, float] | None:
         """Counts the tokens of a batch. Returns the run's shares before and after it, if the run ends by tokens."""
         state, train, before = self.state, self.config.train, self.loop.share
         prompt_tokens, sampled_tokens = step_metrics.tokens(batch.everything)
@@ -275,18 +274,16 @@ class Trainer(Task):
         self._left = 0 if batch.waiting is None else int(batch.waiting.sum())
         return None if train.tokens is None else (before, min(train.done(self.done + 1, state.sampled_tokens), 1.0))
 
-    def _rows(
-        self, number: int, batch: RolloutBatch, advantages: Tokens, signals: Mapping[str, Tokens]
-    ) -> Callable[[], list[dict[str, Any]]] | None:
+    def _sampled(self, number: int, batch: Batch) -> Callable[[], list[dict[str, Any]]] | None:
         """A function that makes the rows of a step's samples to store; None if those of this step are not stored."""
         if not self.loop.metrics.wants_samples(number):
             return None
         texts, answer = self.policy.texts, self.held_out.evaluator.answer
-        columns = {name: x for part in self.parts for name, x in part.columns(signals).items()}
+        columns = {name: x for part in self.parts for name, x in part.columns(batch.signals).items()}
         special = functools.partial(self.tokenize.read, "with_special_tokens", ())
 
         def rows() -> list[dict[str, Any]]:
-            made = sample_rows(batch, advantages, texts, answer, special)
+            made = sample_rows(batch, texts, answer, special)
             if columns:
                 annotate(made, batch.rollout, columns)
             return made
@@ -294,7 +291,7 @@ class Trainer(Task):
         return rows
 
     def _under_way(
-        self, number: int, known: dict[str, float], metrics: list[dict[str, Any]], clock: Clock, batch: RolloutBatch
+        self, number: int, known: dict[str, float], metrics: list[dict[str, Any]], clock: Clock, batch: Batch
     ) -> Updates:
         """The updates that a step has dispatched, with the metrics that the host has by now."""
         state, seconds, train = self.state, clock.seconds + self.source.seconds, self.config.train

@@ -1,19 +1,17 @@
 """Advantages and token weights of a batch's samples, and their values in each row."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from grpojax import losses as L
 from grpojax.advantages import Transform, text_of
 from grpojax.host.errors import UserError
 from grpojax.run import parts
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.run.method import Method
-from grpojax.types import Samples, Tokens
+from grpojax.types import PerPrompt, Samples, Tokens
 
 
-def counted(batch: RolloutBatch, truncated: str) -> tuple[Samples, Samples]:
+def counted(batch: Batch, truncated: str) -> tuple[Samples, Samples]:
     """``(rewards, cut)``, ``[P, G]``: the rewards, NaN for samples that are in no statistic, and the samples that were
     cut at the limit and have weight 0."""
     rewards = np.where(batch.dropped[:, None], np.nan, batch.total)
@@ -21,21 +19,14 @@ def counted(batch: RolloutBatch, truncated: str) -> tuple[Samples, Samples]:
     return np.where(cut, np.nan, rewards) if truncated == "drop" else rewards, cut
 
 
-def advantages(
-    method: Method,
-    batch: RolloutBatch,
-    counted: Samples,
-    mask: Tokens,
-    signals: Mapping[str, Tokens],
-    rule: Transform | None = None,
-) -> Tokens:
-    """Advantages ``[P, G, T]`` by the variant or ``rule``. Rewards ``[P, G]`` are NaN for samples that do not count.
+def advantages(method: Method, batch: Batch, rule: Transform | None = None) -> Tokens:
+    """Advantages ``[P, G, T]`` by the variant or ``rule``, from the rewards of a batch that count and its signals.
 
     Raises:
       UserError: the variant refuses the rewards or the signals, or a sample that counts has an advantage that is not
         finite.
     """
-    rule = rule or method.variant.advantage
+    rule, counted, mask = rule or method.variant.advantage, batch.counted, batch.sampled
     known = {
         "outcome": batch.by_name[method.deciding],
         "lengths": batch.own_lengths,
@@ -44,7 +35,7 @@ def advantages(
         "tokens": batch.rollout.tokens,
     }
     try:
-        given = parts.signals_of({**known, **batch.signals, **signals})
+        given = parts.signals_of({**known, **batch.signals})
         made = np.asarray(rule(counted, given))
     except ValueError as e:
         raise UserError(f"variant {method.variant.name!r}: {e}") from e
@@ -60,32 +51,28 @@ def advantages(
     return made
 
 
-def rows(
-    objective: L.Objective,
-    places: np.ndarray,
-    advantages: Tokens,
-    live: Tokens,
-    dropped: np.ndarray,
-) -> dict[str, Tokens]:
-    """The arrays for a minibatch's rows, ``[p, G, T]`` each, from arrays of the batch."""
-    return {"advantages": advantages[places], "weights": _weights(objective, live[places], dropped[places])}
+def weights(objective: L.Objective, batch: Batch) -> Tokens:
+    """Loss weights ``[P, G, T]`` of a batch; each of its minibatches is an update of its own."""
+    made = np.zeros(batch.live.shape, np.float32)
+    for places in batch.minibatches:
+        made[places] = _weights(objective, batch.live[places], batch.dropped[places])
+    return made
 
 
-def lengths_that_teach(rows: Mapping[str, Tokens], lengths: Samples) -> Samples:
-    """Lengths ``[p, G]``, 0 for samples without a gradient, whose tokens all have advantage or weight 0. If none has
-    one, as given.
+def lengths_that_teach(advantages: Tokens, weights: Tokens, lengths: Samples, places: PerPrompt) -> Samples:
+    """Lengths ``[p, G]`` of a minibatch's samples, 0 for those without a gradient, whose tokens all have advantage or
+    weight 0. If none has one, as given.
 
     Args:
-      rows: "advantages" and "weights" of a minibatch, ``[p, G, T]``.
-      lengths: lengths of its samples.
+      advantages, weights, lengths: of the batch, ``[P, G, T]`` and ``[P, G]``.
+      places: the minibatch's prompts.
 
     Example:
-      >>> rows = {"advantages": np.array([[[0, 1], [0, 0]]]), "weights": np.ones((1, 2, 2))}
-      >>> lengths_that_teach(rows, np.array([[2, 2]])).tolist()
+      >>> lengths_that_teach(np.array([[[0, 1], [0, 0]]]), np.ones((1, 2, 2)), np.array([[2, 2]]), [0]).tolist()
       [[2, 0]]
     """
-    teach = ((rows["advantages"] != 0) & (rows["weights"] != 0)).any(-1)
-    return np.where(teach, lengths, 0) if teach.any() else lengths
+    teach = ((advantages[places] != 0) & (weights[places] != 0)).any(-1)
+    return np.where(teach, lengths[places], 0) if teach.any() else lengths[places]
 
 
 def _weights(objective: L.Objective, counts: Tokens, dropped: np.ndarray) -> np.ndarray:

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from grpojax.models import DecoderConfig, flops
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.types import Samples
 
 
 def step_flops(
     model: DecoderConfig,
-    batch: RolloutBatch,
+    batch: Batch,
     *,
     scores: int,
     iterations: int,
@@ -61,12 +61,12 @@ def step_flops(
     return counted
 
 
-def forward_flops(model: DecoderConfig, batch: RolloutBatch) -> float:
+def forward_flops(model: DecoderConfig, batch: Batch) -> float:
     """FLOPs of one forward of a model over all samples of a batch."""
     return flops.forward_flops(model, prompts(batch), batch.rollout.lengths)
 
 
-def prompts(batch: RolloutBatch) -> list[int]:
+def prompts(batch: Batch) -> list[int]:
     """Tokens of each prompt, 0 if it has no samples."""
     drawn = batch.rollout.lengths.any(1)  # a group that is not complete yet is in the batch without samples
     return [len(p.ids) if there else 0 for p, there in zip(batch.problems, drawn, strict=True)]

@@ -1,6 +1,7 @@
 """The critics of variants that have one: their targets, losses and outputs."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -9,13 +10,20 @@ from grpojax import advantages as A
 from grpojax import credit as C
 from grpojax import losses as L
 from grpojax.advantages.signals import described, need, per_token
-from grpojax.types import PerToken, Scalar, Tokens
+from grpojax.types import Array, Declared, Scalar, Tokens
+
+# The arrays of `grpojax.types.Rows` that a critic's loss reads, besides the policy's weights.
+ARRAYS = {
+    "critic_targets": Declared("P G T", "what the critic learns from (`Critic.targets`)"),
+    "critic_outputs": Declared("P G T", "its outputs before the updates of the rollout"),
+    "critic_weights": Declared("P G T", "the aggregation of its loss; absent where that is the policy's"),
+}
 
 
-def _need(tokens: PerToken, field: str, why: str) -> Tokens:
-    if (value := getattr(tokens, field)) is None:
-        raise ValueError(f"{why} needs {field}, which is missing")
-    return value
+def _need(arrays: Mapping[str, Array], name: str, why: str) -> Tokens:
+    if name not in arrays:
+        raise ValueError(f"{why} needs {name}, which is missing")
+    return arrays[name]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,9 +63,9 @@ class BiasLoss:
         """Outputs as they act on the advantages: bounded."""
         return C.bounded_bias(outputs, self.bound)
 
-    def __call__(self, outputs: Any, tokens: PerToken) -> tuple[Scalar, dict[str, Any]]:
-        weights = _need(tokens, "critic_weights", "normalise='mean'") if self.own_weights else tokens.weights
-        targets = _need(tokens, "critic_targets", "the critic's loss")
+    def __call__(self, outputs: Any, arrays: Mapping[str, Array]) -> tuple[Scalar, dict[str, Any]]:
+        weights = _need(arrays, "critic_weights", "normalise='mean'") if self.own_weights else arrays["weights"]
+        targets = _need(arrays, "critic_targets", "the critic's loss")
         loss = C.token_bias_loss(outputs, targets, weights, bound=self.bound, l2=self.l2)
         return loss, {"loss": loss}
 
@@ -90,10 +98,10 @@ class ValueLoss:
         """Values as they are."""
         return outputs
 
-    def __call__(self, outputs: Any, tokens: PerToken) -> tuple[Scalar, dict[str, Any]]:
-        returns = _need(tokens, "critic_targets", "the critic's loss")
-        old = _need(tokens, "critic_outputs", f"value_clip={self.clip}") if self.needs_outputs else None
-        loss = L.value_loss(outputs, returns, tokens.weights, old_values=old, clip=self.clip)
+    def __call__(self, outputs: Any, arrays: Mapping[str, Array]) -> tuple[Scalar, dict[str, Any]]:
+        returns = _need(arrays, "critic_targets", "the critic's loss")
+        old = _need(arrays, "critic_outputs", f"value_clip={self.clip}") if self.needs_outputs else None
+        loss = L.value_loss(outputs, returns, arrays["weights"], old_values=old, clip=self.clip)
         return loss, {"loss": loss}
 
 
@@ -105,7 +113,7 @@ class Critic:
       signal: the field of `grpojax.advantages.Signals` for its outputs from before the step's updates: "token_bias",
         computed from the state after each token, or "values", from the state before it.
       targets: ``(rewards [P, G], Signals) -> [P, G, T]``, its targets, which are constant for the gradient.
-      loss: ``(outputs, per_token) -> (value, metrics)``.
+      loss: ``(outputs, arrays) -> (value, metrics)``, with arrays of tokens by name (`ARRAYS`).
     """
 
     signal: Literal["token_bias", "values"]

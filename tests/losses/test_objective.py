@@ -11,7 +11,6 @@ from loss_examples import MASK4, arrays, example
 from oracles import close
 
 from grpojax import losses as L
-from grpojax.types import PerToken
 
 
 @pytest.mark.parametrize(
@@ -150,12 +149,3 @@ def test_anchored_at_the_sampler():
     assert objective.needs_sampler_logps
     with pytest.raises(ValueError, match="ratio_denominator='sampler' needs sampler_logps"):
         L.policy_loss(logps, objective=objective, **arrays(types.SimpleNamespace(**fields)))
-
-
-def test_the_typed_batch_is_one():
-    logps, batch, _ = example(3)
-    typed = PerToken(weights=batch.weights, advantages=batch.advantages, old_logps=batch.old_logps)
-    assert (
-        L.policy_loss(logps, objective=L.Objective(), **arrays(typed))[0]
-        == L.policy_loss(logps, objective=L.Objective(), **arrays(batch))[0]
-    )

@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import flat_batches
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_hf
+from flat_batches import Flat
 from flax import nnx
 from plain_decoder import FAMILIES, MIXTURE, plain_mixture, ragged_batch, random_decoder, score, some_prompts
 from rollout_weights import for_rollouts
@@ -21,7 +23,7 @@ from grpojax.programs import blocks, packing, policy_update, state
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.sampler import SamplerConfig, no_samples, sample_groups
 from grpojax.records.checkpoint import Checkpoints
-from grpojax.types import PerToken, Rows, TrainBatch
+from grpojax.types import Rows
 
 SHARED = FAMILIES["qwen2_moe"]
 OSS, GLM = (dataclasses.replace(FAMILIES[name], vocab_size=56) for name in ("gpt_oss", "glm4_moe"))
@@ -114,8 +116,8 @@ def scored(config, compute, rows, weight):
     ids=["plain", "shared", "gpt-oss", "glm4-moe"],
 )
 def test_eight_devices_equal_one_in_either_form(config):
-    packed, layout = packing.pack(ragged_batch(np.random.default_rng(3), p=8), shards=4)
-    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    packed, layout = flat_batches.pack(ragged_batch(np.random.default_rng(3), p=8), shards=4)
+    rows = jax.tree.map(lambda x: x[0], packed)
     weight = np.random.default_rng(2).standard_normal(rows.tokens.shape).astype(np.float32) * (layout.index[0] >= 0)
     (_, want), want_grad = scored(config, Compute(), rows, weight)
     mesh = sharding.make_mesh(MESH)
@@ -155,8 +157,8 @@ def test_a_mesh_that_does_not_share_out_experts_evenly_is_refused(config, fit):
 
 def replayed(config, batch, choices, of_prompts, **how):
     batch = dataclasses.replace(batch, choices=choices, prompt_choices=of_prompts)
-    packed, layout = packing.pack(batch, **how)
-    return jax.tree.map(lambda x: x[0], packed.rows), layout
+    packed, layout = flat_batches.pack(batch, **how)
+    return jax.tree.map(lambda x: x[0], packed), layout
 
 
 def own_choices(config, batch):
@@ -221,7 +223,7 @@ def test_each_token_of_a_row_gets_its_own_choices():
 
     def scores(batch, compute=Compute(), placed=params, **how):  # noqa: B008
         packed, layout = how.pop("pack", packing.pack)(batch, **how)
-        found = jax.jit(policy_update.make_score(graph, compute))(placed, packed.rows)
+        found = jax.jit(policy_update.make_score(graph, compute))(placed, packed)
         return np.where(np.arange(11) < batch.lengths[..., None], layout.unpack(np.asarray(found.logps)), 0)
 
     batch = dataclasses.replace(batch, choices=choices, prompt_choices=of_prompts)
@@ -231,8 +233,8 @@ def test_each_token_of_a_row_gets_its_own_choices():
     np.testing.assert_allclose(scores(batch, microbatches=4), want, atol=1e-5)
     short = np.minimum(batch.lengths, 4)
     fewer = dataclasses.replace(batch, lengths=short)
-    packed, _ = blocks.pack(fewer, microbatches=2)
-    assert blocks.after_reading(packed.rows) > 1
+    packed, _ = flat_batches.pack_blocks(fewer, microbatches=2)
+    assert blocks.after_reading(packed) > 1
     got = scores(fewer, pack=blocks.pack, microbatches=2)
     np.testing.assert_allclose(got, np.where(np.arange(11) < short[..., None], want, 0), atol=1e-5)
     order = rng.permuted(np.tile(np.arange(5), (8, 1)), axis=1)
@@ -292,8 +294,8 @@ def test_the_sampler_keeps_the_choices_that_the_trainer_makes(mesh):
     weights = for_rollouts(placed, MIXTURE, compute)
     out = drawn((graph, weights), dataclasses.replace(CONFIG, router_replay=True), compute=compute)
     zeros = np.zeros(out.logps.shape, np.float32)
-    batch = TrainBatch(prompts=some_prompts(8), tokens=out.tokens, lengths=out.lengths,
-                       per_token=PerToken(advantages=zeros, weights=zeros))  # fmt: skip
+    batch = Flat(prompts=some_prompts(8), tokens=out.tokens, lengths=out.lengths,
+                       arrays=dict(advantages=zeros, weights=zeros))  # fmt: skip
     choices, of_prompts = own_choices(MIXTURE, batch)
     read = np.arange(9) < out.lengths[..., None] - 1
     assert read.any() and out.choices.dtype == np.uint8 and (out.choices[~read] == 255).all()
@@ -307,10 +309,10 @@ def test_log_probs_of_the_sampler_equal_the_trainers(config):
     graph, params = random_decoder(config)
     out = drawn((graph, params), CONFIG)
     zeros = np.zeros(out.logps.shape, np.float32)
-    batch = TrainBatch(prompts=some_prompts(8), tokens=out.tokens, lengths=out.lengths,
-                       per_token=PerToken(advantages=zeros, weights=zeros))  # fmt: skip
-    packed, layout = packing.pack(batch)
-    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    batch = Flat(prompts=some_prompts(8), tokens=out.tokens, lengths=out.lengths,
+                       arrays=dict(advantages=zeros, weights=zeros))  # fmt: skip
+    packed, layout = flat_batches.pack(batch)
+    rows = jax.tree.map(lambda x: x[0], packed)
     logps = layout.unpack(np.asarray(score(graph, params, rows, Compute()).logps)[None])
     assert np.abs(logps - out.logps)[np.arange(9) < out.lengths[..., None]].max() < 1e-4
 

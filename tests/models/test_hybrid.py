@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import flat_batches
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 import tiny_hf
+from flat_batches import Flat
 from flax import nnx
 from hf_compare import assert_same_torch, our_logps, their, their_logps
 from plain_decoder import BASE, FAMILIES, ragged_batch, random_decoder, score, some_prompts
@@ -18,9 +20,9 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute, flops
 from grpojax.models import decoder as dec
 from grpojax.models.weight_table import shardings
-from grpojax.programs import packing, state
+from grpojax.programs import state
 from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.types import PerToken, Rows, TrainBatch
+from grpojax.types import Rows
 
 HYBRID = dataclasses.replace(FAMILIES["qwen3_5"], vocab_size=56)  # whose vocabulary divides
 MESH = sharding.MeshConfig(data=2, fsdp=2, tensor=2)
@@ -87,8 +89,8 @@ def check_same(got, want, used, atol=2e-5):
 @pytest.fixture(scope="module")
 def batch():
     """Rows of four shards, a weight for each token, which positions hold one, and the result on one device."""
-    packed, layout = packing.pack(ragged_batch(np.random.default_rng(3), p=8, g=6), shards=4)
-    rows, used = jax.tree.map(lambda x: x[0], packed.rows), layout.index[0] >= 0
+    packed, layout = flat_batches.pack(ragged_batch(np.random.default_rng(3), p=8, g=6), shards=4)
+    rows, used = jax.tree.map(lambda x: x[0], packed), layout.index[0] >= 0
     weight = np.random.default_rng(2).standard_normal(rows.tokens.shape).astype(np.float32) * used
     return rows, weight, used, scored(HYBRID, rows, weight)
 
@@ -138,10 +140,8 @@ def test_in_sixteen_bits_sampler_and_trainer_are_near_each_other():
     config = SamplerConfig(group=3, max_tokens=9, decode_slots=2)
     out = sample_groups(graph, rollout, prompts, jax.random.key(0), config, eos_ids=tuple(range(6)), compute=half)
     out = jax.tree.map(np.asarray, out)
-    packed, layout = packing.pack(
-        TrainBatch(prompts=prompts, tokens=out.tokens, lengths=out.lengths, per_token=PerToken())
-    )
-    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    packed, layout = flat_batches.pack(Flat(prompts=prompts, tokens=out.tokens, lengths=out.lengths, arrays=dict()))
+    rows = jax.tree.map(lambda x: x[0], packed)
     logps = layout.unpack(np.asarray(score(graph, params, rows, half).logps)[None])
     assert np.abs(logps - out.logps)[np.arange(9) < out.lengths[..., None]].max() < 0.3
 

@@ -2,14 +2,14 @@
 
 import dataclasses
 
+import flat_batches
 import jax
 import numpy as np
 from plain_decoder import BASE, ragged_batch, random_decoder
 
 from grpojax import losses as L
 from grpojax.models import Compute
-from grpojax.programs import packing, policy_update
-from grpojax.types import PerToken
+from grpojax.programs import policy_update
 
 
 def test_an_action_is_one_turn_of_one_completion_also_where_completions_share_a_row(monkeypatch):
@@ -19,8 +19,8 @@ def test_an_action_is_one_turn_of_one_completion_also_where_completions_share_a_
     there = np.arange(11) < batch.lengths[..., None]
     starts = there & ((np.arange(11) == 0) | (rng.random(there.shape) < 0.3))
     zero = np.zeros(there.shape, np.float32)
-    per_token = PerToken(advantages=zero, weights=zero, action_starts=starts)
-    packed, layout = packing.pack(dataclasses.replace(batch, per_token=per_token))
+    arrays = dict(advantages=zero, weights=zero, action_starts=starts)
+    packed, layout = flat_batches.pack(dataclasses.replace(batch, arrays=arrays))
     seen = []
 
     def policy_loss(logps, *, actions, **given):

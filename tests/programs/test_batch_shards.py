@@ -45,7 +45,7 @@ def test_a_spread_batch_packs():
     batch = example(np.random.default_rng(0).integers(0, 12, (4, part)), 11)
     batch = dataclasses.replace(batch, prompts=spread)
     packed, layout = check(batch, shards=4, microbatches=1, gather=True)
-    unpacked = shards_.gather_groups(layout.unpack(packed.rows.tokens), 2)
+    unpacked = shards_.gather_groups(layout.unpack(packed.tokens), 2)
     np.testing.assert_array_equal(unpacked, batch.tokens.reshape(2, 6, 11))
 
 

@@ -1,6 +1,7 @@
 import functools
 import itertools
 
+import flat_batches
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ from oracles import close
 from programs_examples import L_PROMPT, check_gather, example
 
 from grpojax.host.errors import UserError
-from grpojax.programs import blocks, packing
+from grpojax.programs import blocks
 
 # P, G, T, shards, micro-batches, least; in the last but one a micro-batch holds a part of a group.
 SIZES = [
@@ -27,13 +28,15 @@ SIZES = [
 def check(batch, shards, microbatches, gather, least, gaps=False):
     """Each completion stands once, whole, after its own prompt, in a block of the run's."""
     how = dict(shards=shards, microbatches=microbatches, least=least, gaps=gaps)
-    packed, layout = blocks.pack(batch, gather=gather, **how)
-    (n, group, size), shape = batch.tokens.shape, packed.rows.tokens.shape
-    block = next(b for b in blocks.sizes_of(batch, **how) if (b.reads * b.count, b.rows) == (shape[0], shape[2]))
+    packed, layout = flat_batches.pack_blocks(batch, gather=gather, **how)
+    (n, group, size), shape = batch.tokens.shape, packed.tokens.shape
+    block = next(
+        b for b in blocks.sizes_of(batch.prompts, batch, **how) if (b.reads * b.count, b.rows) == (shape[0], shape[2])
+    )
     assert shape == (block.reads * block.count, shards, block.rows, size)
-    assert packed.rows.prompts.shape == (block.reads, shards, block.prompts, L_PROMPT)
-    assert blocks.after_reading(packed.rows) == block.count
-    seen, home, read = [], {}, packing_oracles.read_rows(packed.rows)
+    assert packed.prompts.shape == (block.reads, shards, block.prompts, L_PROMPT)
+    assert blocks.after_reading(packed) == block.count
+    seen, home, read = [], {}, packing_oracles.read_rows(packed)
     for _, shard, prompts, completions in read:
         assert gather or len({*map(tuple, prompts)}) == 1
         for prompt, tokens in zip(prompts, completions, strict=True):
@@ -45,14 +48,14 @@ def check(batch, shards, microbatches, gather, least, gaps=False):
     assert all(list(home.values()).count(shard) <= n // shards for shard in range(shards))
     assert sorted(seen) == [(int(p), int(g)) for p, g in np.argwhere(batch.lengths)]
     mask = np.arange(size) < batch.lengths[..., None]
-    np.testing.assert_array_equal(layout.unpack(packed.per_token.weights), batch.per_token.weights * mask)
-    if packed.rows.gather is None:
+    np.testing.assert_array_equal(layout.unpack(packed.arrays["weights"]), batch.arrays["weights"] * mask)
+    if packed.gather is None:
         assert not (gather and block.shared)
     else:
-        check_gather(packed.rows, min(block.prompts * group, blocks.GATHERED * block.rows))
+        check_gather(packed, min(block.prompts * group, blocks.GATHERED * block.rows))
     last = {c: m % block.count for m, *_ in read for c in [m // block.count]}
     taken = sum(last.get(c, 0) + 1 for c in range(max(last, default=0) + 1)) if block.shared else shape[0]
-    rows = jax.tree.map(jnp.asarray, packed.rows)
+    rows = jax.tree.map(jnp.asarray, packed)
     readings = int(blocks.readings(rows))
     assert readings == (max(last, default=0) + 1 if block.shared else block.reads)
     if block.shared:
@@ -81,11 +84,15 @@ def test_two_shapes_whatever_the_lengths(sizes):
     rng, shapes = np.random.default_rng(0), set()
     for top in np.linspace(0, size, 40).astype(int):
         batch = example(rng.integers(0, top + 1, (n, group)), size)
-        packed, _ = blocks.pack(batch, shards=shards, microbatches=microbatches, least=least)
-        again, _ = blocks.pack(batch, shards=shards, microbatches=microbatches, least=least)
+        packed, _ = flat_batches.pack_blocks(batch, shards=shards, microbatches=microbatches, least=least)
+        again, _ = flat_batches.pack_blocks(batch, shards=shards, microbatches=microbatches, least=least)
         jax.tree.map(np.testing.assert_array_equal, packed, again)
-        shapes.add(packed.rows.tokens.shape)
-    assert len(shapes) <= len(blocks.sizes_of(batch, shards=shards, microbatches=microbatches, least=least)) <= 2
+        shapes.add(packed.tokens.shape)
+    assert (
+        len(shapes)
+        <= len(blocks.sizes_of(batch.prompts, batch, shards=shards, microbatches=microbatches, least=least))
+        <= 2
+    )
 
 
 def test_full_groups_are_one_block():
@@ -99,9 +106,9 @@ def test_cost_follows_the_tokens(mean):
     prompt, nearly all of them are useful."""
     rng, useful = np.random.default_rng(1), []
     how = [
-        packing.pack,
-        functools.partial(blocks.pack, least=64),
-        functools.partial(blocks.pack, least=64, gather=True),
+        flat_batches.pack,
+        functools.partial(flat_batches.pack_blocks, least=64),
+        functools.partial(flat_batches.pack_blocks, least=64, gather=True),
     ]
     for _ in range(20):
         batch = example(np.clip(rng.geometric(1 / mean, (16, 8)), 1, 40), 40)
@@ -118,11 +125,11 @@ def test_prompts_of_groups_that_are_not_there_are_not_read():
     lengths = np.zeros((16, 8), int)
     lengths[[2, 7, 11, 13, 15]] = 3
     batch = example(lengths, 12)
-    packed, _ = blocks.pack(batch, least=6, gaps=True)
-    readings = int(blocks.readings(jax.tree.map(jnp.asarray, packed.rows)))
-    there = packed.rows.prompts[:readings, 0].reshape(-1, L_PROMPT)[:5]
+    packed, _ = flat_batches.pack_blocks(batch, least=6, gaps=True)
+    readings = int(blocks.readings(jax.tree.map(jnp.asarray, packed)))
+    there = packed.prompts[:readings, 0].reshape(-1, L_PROMPT)[:5]
     np.testing.assert_array_equal(there, batch.prompts.tokens[[2, 7, 11, 13, 15]])
-    assert readings * packed.rows.prompts.shape[2] < 16
+    assert readings * packed.prompts.shape[2] < 16
 
 
 def test_a_block_and_its_prompts_are_no_larger_than_a_micro_batch():
@@ -156,23 +163,23 @@ def test_shards_have_as_many_prompts_and_about_as_many_tokens():
     assert blocks._even(np.array([1, 9, 8, 2, 0, 3]), 2).tolist() == [[0, 1, 3], [2, 4, 5]]  # 9 + 2 + 1 and 8 + 3 + 0
     lengths = np.full((6, 4), 3)
     lengths[:3] = 9  # three long groups, which would be one shard's
-    packed, _ = blocks.pack(example(lengths, 17), shards=2, gather=True)
-    loads = (packed.rows.segments > 0).sum((0, 2, 3))
+    packed, _ = flat_batches.pack_blocks(example(lengths, 17), shards=2, gather=True)
+    loads = (packed.segments > 0).sum((0, 2, 3))
     assert sorted(loads.tolist()) == [9 * 4 + 2 * 3 * 4, 2 * 9 * 4 + 3 * 4]
 
 
 def test_a_row_has_no_more_completions_than_its_gather_indices():
     batch = example(np.ones((4, 16), int), 40)
-    packed, _ = blocks.pack(batch, gather=True)
-    assert packed.rows.segments.max() == blocks.GATHERED
+    packed, _ = flat_batches.pack_blocks(batch, gather=True)
+    assert packed.segments.max() == blocks.GATHERED
 
 
 def test_each_block_that_is_taken():
     """A block that holds nothing costs nothing: its values are those that the array began with. Prompts are read once
     for the blocks behind them."""
     lengths = np.array([[3, 1, 2, 5, 0, 1, 1, 2]] * 12) * (np.arange(12) % 3 > 0)[:, None]
-    packed, _ = blocks.pack(example(lengths, 11), least=8, gaps=True)
-    rows = jax.tree.map(jnp.asarray, packed.rows)
+    packed, _ = flat_batches.pack_blocks(example(lengths, 11), least=8, gaps=True)
+    rows = jax.tree.map(jnp.asarray, packed)
 
     def run(rows):
         return blocks.each(lambda part: part.tokens + part.read, rows, lambda mine: mine.prompts.sum())
@@ -184,6 +191,6 @@ def test_each_block_that_is_taken():
     for c in range(int(blocks.readings(rows))):
         there[c, : int(blocks.taken(blocks.reading(rows, c)))] = True
     assert 1 < there.any(1).sum() < n and 1 < there.sum(1).max() < m
-    read = np.repeat(packed.rows.prompts.sum((1, 2, 3)), m)[:, None, None, None]
-    want = np.where(there.reshape(-1)[:, None, None, None], packed.rows.tokens + read, 0)
+    read = np.repeat(packed.prompts.sum((1, 2, 3)), m)[:, None, None, None]
+    want = np.where(there.reshape(-1)[:, None, None, None], packed.tokens + read, 0)
     np.testing.assert_array_equal(jax.jit(run)(rows), want)

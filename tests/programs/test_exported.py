@@ -3,6 +3,7 @@ which dtype, what a token copies, and that it runs the kernel that attends to sl
 
 import dataclasses
 
+import flat_batches
 import jax
 import numpy as np
 import optax
@@ -12,7 +13,7 @@ from plain_decoder import BASE, ragged_batch, random_decoder, with_tokens
 
 from grpojax import losses
 from grpojax.models import Compute, decoder
-from grpojax.programs import packing, policy_update, state
+from grpojax.programs import policy_update, state
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.programs.update import make_update
 from grpojax.types import Prompts
@@ -24,7 +25,7 @@ def update():
     """A bfloat16 update exported for CUDA."""
     batch = ragged_batch(np.random.default_rng(0), p=3, g=5, vocab=56)
     ones = np.ones(batch.tokens.shape, np.float32)
-    packed, _ = packing.pack(with_tokens(batch, advantages=ones, weights=ones, ref_logps=-ones))
+    packed, _ = flat_batches.pack(with_tokens(batch, advantages=ones, weights=ones, ref_logps=-ones))
     graph, params = random_decoder(CONFIG)
     rule = optax.sgd(0.1)
     compute = Compute(dtype="bfloat16", attention="xla", platform="gpu")

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flat_batches
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,6 @@ from grpojax import sharding
 from grpojax.device import ROWS, Real
 from grpojax.models import Compute, kv_heads, score
 from grpojax.models.weight_table import check_mesh, shardings
-from grpojax.programs import packing
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, num_heads=8, num_kv_heads=2, head_dim=4, num_layers=2)
@@ -44,9 +44,9 @@ def test_scores_and_gradients_are_those_of_one_device(tensor):
     batch = ragged_batch(np.random.default_rng(0), p=4, g=3, vocab=56)
 
     def of(params, mesh):
-        packed, layout = packing.pack(batch, shards=sharding.shards(mesh))
-        rows = jax.tree.map(lambda x: x[0], Real(mesh).put(packed.rows, ROWS))
-        weight = jnp.asarray(packed.rows.segments[0] > 0, jnp.float32)
+        packed, layout = flat_batches.pack(batch, shards=sharding.shards(mesh))
+        rows = jax.tree.map(lambda x: x[0], Real(mesh).put(packed, ROWS))
+        weight = jnp.asarray(packed.segments[0] > 0, jnp.float32)
 
         def total(params):
             logps = score(graph, params, rows, Compute(mesh=mesh)).logps

@@ -1,6 +1,7 @@
 import functools
 import operator
 
+import flat_batches
 import jax
 import numpy as np
 import packing_oracles
@@ -8,7 +9,6 @@ import pytest
 from hypothesis import example as hypothesis_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_examples import arrays
 from oracles import close
 from plain_decoder import with_tokens
 from programs_examples import check, example
@@ -48,31 +48,31 @@ def test_equal_lengths(length, gather):
 def test_golden_layout():
     """Sixteen positions hold 16; 10 + 6; 9 + 3 + 2. In the order they come in it would take a fourth row."""
     batch = example([[6, 3, 10, 16, 9, 2]], 32)
-    packed, layout = packing.pack(batch)
-    assert packed.rows.tokens.shape == (1, 1, 3, 16)
-    assert packed.rows.segments[0, 0].tolist() == [
+    packed, layout = flat_batches.pack(batch)
+    assert packed.tokens.shape == (1, 1, 3, 16)
+    assert packed.segments[0, 0].tolist() == [
         [1] * 16,
         [1] * 10 + [2] * 6,
         [1] * 9 + [2] * 3 + [3] * 2 + [0] * 2,
     ]
-    assert packed.rows.offsets[0, 0, 2].tolist() == [*range(9), *range(3), *range(2), 0, 0]
-    assert packed.rows.tokens[0, 0, 2].tolist() == [
+    assert packed.offsets[0, 0, 2].tolist() == [*range(9), *range(3), *range(2), 0, 0]
+    assert packed.tokens[0, 0, 2].tolist() == [
         *(1 + 4 * 32 + np.arange(9)), *(1 + 32 + np.arange(3)), *(1 + 5 * 32 + np.arange(2)), 0, 0,
     ]  # fmt: skip
     assert layout.useful == 46 / 48
-    whole, half = packing.pack(batch, gather=True)[0].rows.gather
+    whole, half = flat_batches.pack(batch, gather=True)[0].gather
     assert whole.shape == (1, 1, 3, 16) and half.shape == (1, 1, 3, 8)
     assert [x[0, 0, :, 0].tolist() for x in (whole, half)] == [[0, 16, 32], [26, 41, 44]]
 
 
 def test_optional_arrays_may_be_missing():
     names = ("old_logps", "ref_logps", "sampler_logps")
-    packed, _ = packing.pack(with_tokens(example([[3, 2]], 5), **dict.fromkeys(names)))
-    assert all(getattr(packed.per_token, name) is None for name in names)
+    packed, _ = flat_batches.pack(with_tokens(example([[3, 2]], 5), **dict.fromkeys(names)))
+    assert packed.arrays.keys() == {"advantages", "weights"}
 
 
 def test_fill_keeps_the_dtype():
-    _, layout = packing.pack(example([[3, 2]], 5))
+    _, layout = flat_batches.pack(example([[3, 2]], 5))
     flags = np.array([[[True, False, True, False, False], [False, True, True, True, True]]])
     packed = layout.pack(flags, fill=True)
     assert (
@@ -85,14 +85,14 @@ def test_fill_keeps_the_dtype():
 @pytest.mark.parametrize(("n", "group", "shards", "microbatches"), [(3, 5, 1, 2), (4, 6, 2, 8), (2, 5, 2, 3)])
 def test_uneven_micro_batches_are_refused(n, group, shards, microbatches):
     with pytest.raises(UserError, match=f"microbatches={microbatches} .*{n // shards} prompts.*{group}"):
-        packing.pack(example(np.ones((n, group)), 4), shards=shards, microbatches=microbatches)
+        flat_batches.pack(example(np.ones((n, group)), 4), shards=shards, microbatches=microbatches)
 
 
 def test_packing_is_tight():
     """Lengths as in training; with a row for each sample two thirds of the positions would be padding."""
     lengths = np.minimum(np.random.default_rng(0).geometric(1 / 40, (8, 16)), 128)
     assert lengths.sum() / (lengths.size * lengths.max()) < 0.35
-    assert packing.pack(example(lengths, 128))[1].useful > 0.6
+    assert flat_batches.pack(example(lengths, 128))[1].useful > 0.6
 
 
 @pytest.mark.parametrize("parts", [1, 4, 8])
@@ -136,19 +136,19 @@ def test_loss_of_rows(sizes, objective):
     mask = np.arange(size) < batch.lengths[..., None]
     batch = with_tokens(batch, weights=np.asarray(L.loss_weights(mask, "token_mean")))
 
-    def loss(logps, per_token, segments=None):
-        return L.policy_loss(logps, objective=objective, **arrays(per_token), segments=segments)
+    def loss(logps, tokens, segments=None):
+        return L.policy_loss(logps, objective=objective, **tokens, segments=segments)
 
     run = jax.jit(jax.value_and_grad(loss, has_aux=True))
     logps = np.random.default_rng(1).normal(size=mask.shape).astype(np.float32)
-    (value, metrics), gradient = run(logps, batch.per_token)
+    (value, metrics), gradient = run(logps, batch.arrays)
 
-    packed, layout = packing.pack(batch, shards=shards, microbatches=microbatches)
+    packed, layout = flat_batches.pack(batch, shards=shards, microbatches=microbatches)
     in_rows = layout.pack(logps, fill=float("nan"))
     each = []
     for m in range(microbatches):
-        per_token, segments = jax.tree.map(lambda x, m=m: x[m], (packed.per_token, packed.rows.segments))
-        each.append(run(in_rows[m], per_token, segments))
+        tokens, segments = jax.tree.map(lambda x, m=m: x[m], (packed.arrays, packed.segments))
+        each.append(run(in_rows[m], tokens, segments))
     close(sum(value for (value, _), _ in each), value)
     for name, number in metrics.items():
         parts = [m[name] for (_, m), _ in each]
@@ -169,10 +169,10 @@ def test_three_sizes(sizes):
         [[size] * group] * n,
     ):
         batch = example(lengths, size)
-        packed, layout = packing.pack(batch, shards=shards, microbatches=microbatches, gather=True)
+        packed, layout = flat_batches.pack(batch, shards=shards, microbatches=microbatches, gather=True)
         mask = np.arange(size) < batch.lengths[..., None]
-        np.testing.assert_array_equal(layout.unpack(packed.rows.tokens), batch.tokens * mask)
-        shapes[packed.rows.tokens.shape[2:]] = packed.rows.gather is not None
+        np.testing.assert_array_equal(layout.unpack(packed.tokens), batch.tokens * mask)
+        shapes[packed.tokens.shape[2:]] = packed.gather is not None
     half, few = min(size, -(-size // 16) * 8), max(1, whole // 2)
     assert shapes == {(few, half): few < whole, (few, size): few < whole, (whole, size): False}
 

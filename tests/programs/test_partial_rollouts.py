@@ -3,10 +3,12 @@
 import dataclasses
 import functools
 
+import flat_batches
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_batches import Flat
 from flax import nnx
 from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts
 from short_blocks import blocks_of
@@ -15,10 +17,10 @@ from grpojax import sharding
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, quantised, score
 from grpojax.models.weight_table import shardings
-from grpojax.programs import kv_cache, packing, sampler, state
+from grpojax.programs import kv_cache, sampler, state
 from grpojax.programs.kv_cache import Ring
 from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.types import PerToken, Rollout, TrainBatch
+from grpojax.types import Rollout
 
 EOS = (0, 1, 2, 3)
 CONFIG = SamplerConfig(group=5, max_tokens=23)
@@ -112,10 +114,8 @@ def test_log_probs_of_what_went_on_are_the_trainers(decoder):
     prompts = some_prompts()
     *_, (before, out) = rollouts(decoder, prompts, CONFIG, 4, 10)
     assert sampler.unfinished(before).sum() > 2
-    packed, layout = packing.pack(
-        TrainBatch(prompts=prompts, tokens=out.tokens, lengths=out.lengths, per_token=PerToken())
-    )
-    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    packed, layout = flat_batches.pack(Flat(prompts=prompts, tokens=out.tokens, lengths=out.lengths, arrays=dict()))
+    rows = jax.tree.map(lambda x: x[0], packed)
     logps = layout.unpack(np.asarray(score(*decoder, rows, Compute()).logps)[None])
     mask = np.arange(23) < out.lengths[..., None]
     assert np.abs(logps - out.logps)[mask].max() < 1e-4

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import flat_batches
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,7 @@ from grpojax.device import ROWS, Real
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, score
 from grpojax.models.weight_table import Weight, shardings, zeros
-from grpojax.programs import packing, policy_update
+from grpojax.programs import policy_update
 from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, make_frozen_copy
 from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
 from grpojax.records.checkpoint import FORMAT, Checkpoints
@@ -42,10 +43,10 @@ def value_loss(graph, compute):
     """Squares of a linear head's error on the trunk's hidden states; the trunk is read as it was."""
 
     def loss(params, frozen, part):
-        hidden = score(graph, frozen["policy"], part.rows, compute, hidden=True).hidden
-        error = (hidden * params["head"]).sum(-1) - part.per_token.advantages
-        squares = jnp.where(part.per_token.weights > 0, jnp.square(error), 0.0)
-        return (part.per_token.weights * squares).sum(), {"error": Mean(total=squares.sum(), count=(squares > 0).sum())}
+        hidden = score(graph, frozen["policy"], part.bare, compute, hidden=True).hidden
+        error = (hidden * params["head"]).sum(-1) - part.arrays["advantages"]
+        squares = jnp.where(part.arrays["weights"] > 0, jnp.square(error), 0.0)
+        return (part.arrays["weights"] * squares).sum(), {"error": Mean(total=squares.sum(), count=(squares > 0).sum())}
 
     return loss
 
@@ -74,7 +75,7 @@ def train(sizes, updates, start=None, microbatches=1):
     step = update_program("update", make_joint_update(learners), compute)
     states, metrics = start, {}
     for i in range(updates):
-        packed, _ = packing.pack(learning_batch(i), shards=sharding.shards(mesh), microbatches=microbatches)
+        packed, _ = flat_batches.pack(learning_batch(i), shards=sharding.shards(mesh), microbatches=microbatches)
         states, metrics = step(states, {}, Real(mesh).put(packed, ROWS))
     return states, metrics, abstract_state(described, mesh)
 
@@ -100,7 +101,7 @@ def test_each_network_reads_the_other_as_it_was():
     """Had the head seen the policy after its update, its gradient would be another one."""
     graph, params = random_decoder(CONFIG)
     head = {"head": jnp.linspace(-1.0, 1.0, 16)}
-    packed, _ = packing.pack(learning_batch())
+    packed, _ = flat_batches.pack(learning_batch())
     update = jax.jit(make_update(value_loss(graph, Compute()), HEAD), donate_argnums=0)
     want, _ = update(init_state(head, HEAD, table=TABLE), {"policy": params}, packed)
     got = train(None, 1)[0]["head"]
@@ -157,7 +158,7 @@ def test_a_frozen_base_is_left_alone_by_its_extras():
 
     update = jax.jit(make_update(loss, optax.sgd(1.0)), donate_argnums=0)
     state = init_state({"norm": jnp.zeros(16)}, optax.sgd(1.0), table=EXTRAS)
-    packed, _ = packing.pack(learning_batch(), microbatches=2)
+    packed, _ = flat_batches.pack(learning_batch(), microbatches=2)
     state, metrics = update(state, {"base": base}, packed)
     assert np.abs(np.asarray(state.params["norm"])).max() > 1e-4 and float(metrics["grad_norm"]) > 0
     jax.tree.map(np.testing.assert_array_equal, base, before)
@@ -185,7 +186,7 @@ def test_a_frozen_copy_scores_the_same_to_the_bit_at_half_the_size():
     kept = make_frozen_copy(compute)(params)
     assert sum(x.nbytes for x in jax.tree.leaves(kept)) == sum(x.nbytes for x in jax.tree.leaves(params)) / 2 + 2 * 16
     scores = jax.jit(policy_update.make_score(graph, compute))
-    want, got = (scores(x, packing.pack(learning_batch())[0].rows).logps for x in (params, kept))
+    want, got = (scores(x, flat_batches.pack(learning_batch())[0]).logps for x in (params, kept))
     np.testing.assert_array_equal(got, want)
     for copy in (make_frozen_copy(compute, averaged=True)(params), make_frozen_copy(Compute())(params)):
         jax.tree.map(np.testing.assert_array_equal, copy, params)

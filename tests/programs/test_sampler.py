@@ -3,11 +3,13 @@
 import dataclasses
 from types import SimpleNamespace
 
+import flat_batches
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_hf
+from flat_batches import Flat
 from flax import nnx
 from plain_decoder import BASE, FAMILIES, random_decoder, score, some_prompts
 from short_blocks import blocks_of
@@ -16,9 +18,8 @@ from grpojax import sharding
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf
 from grpojax.models.weight_table import shardings
-from grpojax.programs import batch_shards, packing, sampler, state
+from grpojax.programs import batch_shards, sampler, state
 from grpojax.programs.sampler import SampleQueue, SamplerConfig, Slots, sample_groups
-from grpojax.types import PerToken, TrainBatch
 
 EOS = tuple(range(6))
 
@@ -194,11 +195,9 @@ def test_log_probs_equal_the_trainers(family, temperature, of):
     config = dataclasses.replace(CONFIG, temperature=temperature, decode_slots=2)
     out = run((graph, params), prompts, config, compute=of, block=4)
     zeros = np.zeros(out.logps.shape, np.float32)
-    per_token = PerToken(advantages=zeros, weights=zeros)
-    packed, layout = packing.pack(
-        TrainBatch(prompts=prompts, tokens=out.tokens, lengths=out.lengths, per_token=per_token)
-    )
-    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    arrays = dict(advantages=zeros, weights=zeros)
+    packed, layout = flat_batches.pack(Flat(prompts=prompts, tokens=out.tokens, lengths=out.lengths, arrays=arrays))
+    rows = jax.tree.map(lambda x: x[0], packed)
     logps = layout.unpack(np.asarray(score(graph, params, rows, Compute(), temperature=temperature).logps)[None])
     mask = np.arange(11) < out.lengths[..., None]
     assert np.abs(logps - out.logps)[mask].max() < 1e-4

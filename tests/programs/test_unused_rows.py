@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 
+import flat_batches
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import quick_xla
 import unused_rows
+from flat_batches import Flat
 from flax import nnx
 from plain_decoder import ragged_batch, random_decoder, some_prompts
 from unused_rows import PADDED, TOKENS
@@ -17,17 +19,16 @@ from grpojax import sharding
 from grpojax.models import Compute, decoder, score
 from grpojax.models.logprobs import log_normalisers, mask_unused, token_scores
 from grpojax.models.weight_table import shardings
-from grpojax.programs import packing, state
+from grpojax.programs import state
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.programs.token_sampling import DrawConfig, draw
-from grpojax.types import PerToken, TrainBatch
 
 models = unused_rows.models
 
 
 def packed_rows(batch, shards=1):
-    packed, layout = packing.pack(batch, shards=shards)
-    return jax.tree.map(lambda x: x[0], packed.rows), layout
+    packed, layout = flat_batches.pack(batch, shards=shards)
+    return jax.tree.map(lambda x: x[0], packed), layout
 
 
 def prompts():
@@ -44,11 +45,11 @@ def sampled(model, compute=Compute()):  # noqa: B008
 def scored(model, out, compute=Compute(), shards=1):  # noqa: B008
     """The trainer's log-probs and entropies of samples, ``[P, G, T]``."""
     zeros = np.zeros(out.logps.shape, np.float32)
-    batch = TrainBatch(
+    batch = Flat(
         prompts=prompts(),
         tokens=out.tokens,
         lengths=out.lengths,
-        per_token=PerToken(advantages=zeros, weights=zeros),
+        arrays=dict(advantages=zeros, weights=zeros),
     )
     rows, layout = packed_rows(batch, shards)
     graph, params = model

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import get_args
 
+import flat_batches
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute
 from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
-from grpojax.programs import blocks, packing, policy_update, state
+from grpojax.programs import blocks, policy_update, state
 from grpojax.programs import optimizer as opt
 from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
 from grpojax.types import TrainState
@@ -59,8 +60,12 @@ def update(
     tx = opt.make_optimizer(optimizer, 10)
     learner = state.init_state(params, tx, Real(mesh))
     how = dict(shards=sharding.shards(mesh), microbatches=microbatches, gather=compute.needs_gather)
-    packed, _ = packing.pack(batch, **how) if least is None else blocks.pack(batch, least=least, gaps=True, **how)
-    assert least is None or blocks.after_reading(packed.rows) > 1 < packed.rows.prompts.shape[2]
+    packed, _ = (
+        flat_batches.pack(batch, **how)
+        if least is None
+        else flat_batches.pack_blocks(batch, least=least, gaps=True, **how)
+    )
+    assert least is None or blocks.after_reading(packed) > 1 < packed.prompts.shape[2]
     loss, read = (
         policy_update.policy_objective(graph, objective, compute, entropy=True, **more),
         policy_update.reader(graph, compute),
@@ -78,7 +83,7 @@ def reference():
     return batch, variant.objective, update(batch, variant.objective)
 
 
-@pytest.mark.in_ci("sizes6-1-splash-None", "sizes10-1-splash-14")
+@pytest.mark.in_ci("sizes10-1-splash-14")
 @pytest.mark.parametrize(
     ("sizes", "microbatches", "attention", "least"),
     [
@@ -125,7 +130,7 @@ def test_the_gradient_does_not_depend_on_the_split(reference, sizes, microbatche
 def test_nor_does_that_of_a_mixture_with_its_load_balance_loss(sizes, microbatches, least):
     """Nor on where its experts are. The weights add up to 9 over the whole batch, so that a part's sum is no whole."""
     batch, variant = learning_batch()
-    batch = with_tokens(batch, weights=9 * batch.per_token.weights)
+    batch = with_tokens(batch, weights=9 * batch.arrays["weights"])
     model = dataclasses.replace(CONFIG, family="qwen2_moe", experts=Experts(count=8, chosen=2, size=12, shared=6))
     how = dict(model=model, balance_coef=0.1)
     want, metrics = update(batch, variant.objective, **how)
@@ -153,7 +158,7 @@ def test_a_balanced_router_has_the_same_load_balance_loss_under_any_aggregation(
     learn = jax.jit(make_update(loss, optax.sgd(0.0)))
     for aggregate in get_args(losses.Aggregation):
         weights = losses.loss_weights(mask, aggregate, constant=100.0 if aggregate == "constant" else None)
-        packed, _ = packing.pack(with_tokens(batch, weights=np.asarray(weights)), microbatches=2)
+        packed, _ = flat_batches.pack(with_tokens(batch, weights=np.asarray(weights)), microbatches=2)
         _, metrics = learn(state.init_state(params, optax.sgd(0.0)), {}, packed)
         assert float(metrics["balance_loss"]) == pytest.approx(2, rel=1e-5), aggregate
 
@@ -163,7 +168,7 @@ def test_the_loss_is_about_zero_and_the_gradient_is_the_policy_gradient():
     batch, variant = learning_batch(p=3, g=5)
     graph, params = random_decoder(CONFIG)
     after, metrics = update(batch, variant.objective)
-    weight = batch.per_token.weights * batch.per_token.advantages
+    weight = batch.arrays["weights"] * batch.arrays["advantages"]
     want = jax.jit(jax.grad(lambda p: -(weight * plain_batch(graph, p, batch)[0]).sum()))(params)
     assert abs(metrics["policy_loss"]) < 1e-6
     assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(want)), rel=1e-4)
@@ -184,8 +189,8 @@ def test_masked_samples_give_nothing(what):
     poison = np.where(dead[..., None], np.nan, 0.0).astype(np.float32)
     dropped = with_tokens(
         batch,
-        weights=np.where(dead[..., None], 0.0, batch.per_token.weights),
-        advantages=batch.per_token.advantages + poison,
+        weights=np.where(dead[..., None], 0.0, batch.arrays["weights"]),
+        advantages=batch.arrays["advantages"] + poison,
     )
     got, metrics = update(dropped, variant.objective)
     start = random_decoder(CONFIG)[1]
@@ -193,7 +198,7 @@ def test_masked_samples_give_nothing(what):
     if what == "all":
         jax.tree.map(np.testing.assert_array_equal, got, jax.tree.map(np.asarray, start))
     else:
-        zeroed = with_tokens(batch, advantages=np.where(dead[..., None], 0.0, batch.per_token.advantages))
+        zeroed = with_tokens(batch, advantages=np.where(dead[..., None], 0.0, batch.arrays["advantages"]))
         want, _ = update(zeroed, variant.objective)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 
@@ -203,7 +208,7 @@ def flops(objective, *, entropy):
     graph, params = random_decoder(dataclasses.replace(CONFIG, num_layers=1))
     tx = opt.make_optimizer(SGD, 10)
     batch, _ = learning_batch(p=2, g=2)
-    packed, _ = packing.pack(with_tokens(batch, ref_logps=np.zeros_like(batch.per_token.weights)))
+    packed, _ = flat_batches.pack(with_tokens(batch, ref_logps=np.zeros_like(batch.arrays["weights"])))
     loss = policy_update.policy_objective(graph, objective, Compute(remat="none"), entropy=entropy)
     compiled = (
         jax.jit(make_update(loss, tx), donate_argnums=0).lower(state.init_state(params, tx), {}, packed).compile()

@@ -36,8 +36,8 @@ def test_it_refuses_what_the_real_program_does_not_take(recipe, policy, tmp_path
     call = next(call for call in every if call.program.name == "update")
     state, frozen, packed = numbers_for(dry_calls.shapes(call))
     fake = functools.partial(fake_device.Fake().call, call.program)
-    for given in ((state, frozen, packed.rows), (state, frozen), (state.params, frozen, packed)):
-        with pytest.raises((AttributeError, TypeError)):
+    for given in ((state, frozen, packed.bare), (state, frozen), (state.params, frozen, packed)):
+        with pytest.raises((AttributeError, KeyError, TypeError)):
             fake(*given)
     after, _ = fake(state, frozen, packed)
     with pytest.raises((RuntimeError, ValueError), match="deleted"):

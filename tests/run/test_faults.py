@@ -1,6 +1,5 @@
 """What goes wrong in a long run, and what must hold then: nothing is lost beyond the last save, and it is said why."""
 
-import dataclasses
 import errno
 import itertools
 import json
@@ -56,9 +55,7 @@ def poison(trainer, steps):
 
     def train_step(state, frozen, packed):
         if trainer.done + 1 in steps:
-            tokens = packed.per_token
-            tokens = dataclasses.replace(tokens, advantages=tokens.advantages * np.float32("nan"))
-            packed = dataclasses.replace(packed, per_token=tokens)
+            packed = packed.with_arrays({"advantages": packed.arrays["advantages"] * np.float32("nan")})
         return plain(state, frozen, packed)
 
     plain = spies.update_by(trainer, train_step)

@@ -25,7 +25,7 @@ from grpojax.programs.policy import Policy
 from grpojax.records.directory import RunDirectory
 from grpojax.run import checks, parts, programs, weighing
 from grpojax.run import recipe as recipes
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.types import Rollout
 
 module = own_variants.module
@@ -55,7 +55,23 @@ def test_its_method_is_recorded(module):
 def test_it_may_bring_a_part_with_signals_of_its_own(module):
     variant = load(f"{module}:lucky", "rollout.group=3").method.variant
     ((need, kind),) = parts.kinds(variant).items()
-    assert need == f"{module}:Luck" and kind.extra == {"luck": "P G"}
+    assert need == f"{module}:Luck" and kind.signals["luck"].axes == "P G"
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("Misnamed", "Misnamed gives a signal 'lukc' that its `signals` does not declare"),
+        ("OfTokens", r"luck is float32 \[8, 4, 8\], declared as float32 \[P, G\] = \[8, 4\]"),
+        ("ReadByNobody", "no loss reads an array 'advantage': `arrays` of the part"),
+    ],
+)
+def test_what_its_part_gives_is_what_it_declares(module, recipe, tmp_path, part, said):
+    given = json.dumps({"name": f"{module}:with_a_part", "part": part})
+    config = recipes.load(recipe, [f"variant={given}", f"run.dir={tmp_path}/run", "train.steps=1"])
+    with pytest.raises(ValueError, match=said):
+        runs.Trainer(config).run()
 
 
 @pytest.mark.slow
@@ -195,14 +211,13 @@ def test_an_advantage_that_is_not_finite_names_its_chain(module):
         tokens=np.ones((2, 3, 2), np.int32), logps=np.zeros((2, 3, 2), np.float32),
         lengths=np.full((2, 3), 2, np.int32), stopped=np.ones((2, 3), bool),
     )  # fmt: skip
-    batch = RolloutBatch(problems=[], rollout=rollout, total=total, reward=total, invalid={},
+    batch = Batch(problems=[], rollout=rollout, total=total, reward=total, invalid={}, counted=total,
                          by_name={method.deciding: total}, dropped=np.zeros(2, bool))  # fmt: skip
-    mask = np.ones((2, 3, 2), bool)
     with pytest.raises(UserError, match=r"3 samples .* rewards 0.5 0.5 0.5\n.*center\(.*divides \| to_tokens") as error:
-        weighing.advantages(method, batch, total, mask, {})
+        weighing.advantages(method, batch)
     assert str(error.value).count("\n") == 1
     total[1] = np.nan
-    assert np.isfinite(weighing.advantages(method, batch, total, mask, {})[0]).all()
+    assert np.isfinite(weighing.advantages(method, batch)[0]).all()
 
 
 def test_a_plain_function_is_a_surrogate_under_published(module):

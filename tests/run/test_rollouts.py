@@ -64,7 +64,7 @@ def test_solved_prompts_are_not_drawn_in_later_passes(recipe, graded, tmp_path):
 
 def test_waiting_for_rewards_notes_nothing(recipe, graded, tmp_path):
     trainer = trainer_of(load(recipe, graded, tmp_path / "run"))
-    batch = trainer.source.next(1)
+    batch = trainer.source.next(1, trainer.source.begin(1))
     judged = [batch.with_rewards() for _ in range(2)]
 
     def solved():

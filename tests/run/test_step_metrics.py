@@ -3,15 +3,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from loss_examples import arrays
 
 from grpojax import diagnostics
 from grpojax import losses as L
 from grpojax.models import experts
 from grpojax.programs import policy_update
 from grpojax.run import step_metrics
-from grpojax.run.batch import RolloutBatch
-from grpojax.types import Max, Mean, PerToken, Rollout
+from grpojax.run.batch import Batch
+from grpojax.types import Max, Mean, Rollout
 
 NAN = float("nan")
 
@@ -29,7 +28,7 @@ def judged(total, lengths, stopped, width=4):
         stopped=np.array(stopped),
     )
     total = np.array(total, np.float32)
-    return RolloutBatch(
+    return Batch(
         problems=[Problem()] * shape[0],
         rollout=rollout,
         total=total,
@@ -97,14 +96,14 @@ def test_every_name_that_an_update_may_give_is_known_or_logged_as_it_is():
     """What is renamed is given by a loss or by the mismatch; nothing that was renamed is left behind."""
     ones = np.ones((1, 1, 2), np.float32)
     logps = dict.fromkeys(("old_logps", "ref_logps", "sampler_logps"), ones - 2)
-    tokens = PerToken(advantages=ones, weights=ones, displacement_weights=ones, covariance_mask=ones > 0, **logps)
+    tokens = dict(advantages=ones, weights=ones, displacement_weights=ones, covariance_mask=ones > 0, **logps)
     given = set(diagnostics.mismatch(ones, ones, ones > 0))
     for objective in (
         L.Objective(kl_coef=0.1, llds_coef=0.1, surrogate=L.clipped(dual=3.0), importance="mask", off_policy_limit=1.0),
         L.Objective(surrogate=L.cispo(), covariance="clip", entropy_coef=0.1),
         L.Objective(surrogate=L.unclipped(), covariance="kl"),
     ):
-        given |= set(L.policy_loss(ones - 2, objective=objective, **arrays(tokens), entropy=ones)[1])
+        given |= set(L.policy_loss(ones - 2, objective=objective, **tokens, entropy=ones)[1])
     load = experts.Load(counts=ones[0], entropy=ones[0, 0], balance=ones[0, 0])
     given |= set(policy_update.of_routers(load, SimpleNamespace(segments=ones), 0.1)[1])
     assert {*step_metrics.MEANS, *step_metrics.FIRST} <= given

@@ -14,7 +14,6 @@ from tabular_policy import PATHS, SEQUENCES, WRITTEN, expected_reward
 from grpojax import advantages as A
 from grpojax import losses as L
 from grpojax import variants
-from grpojax.types import PerToken
 
 
 def golden():
@@ -70,7 +69,7 @@ def test_options_out_of_range_are_refused(make, options, message):
 
 
 def test_a_critics_loss_says_what_it_misses():
-    tokens = PerToken(weights=jnp.ones(3))
+    tokens = dict(weights=jnp.ones(3))
     with pytest.raises(ValueError, match="critic_targets"):
         variants.BiasLoss()(jnp.ones(3), tokens)
     with pytest.raises(ValueError, match="critic_weights"):
@@ -114,7 +113,7 @@ def test_the_expected_gradient_of_the_bias_is_the_enumerated_advantage():
     weights = np.where(mask, odds[:, None, None], 0.0).astype(np.float32)
 
     def loss(table):
-        return critic.loss(table[places], PerToken(weights=jnp.asarray(weights), critic_targets=targets))[0]
+        return critic.loss(table[places], dict(weights=jnp.asarray(weights), critic_targets=targets))[0]
 
     got = jax.jit(jax.grad(loss))(rng.normal(size=9).astype(np.float32))
     close(got, want, atol=1e-6)
@@ -169,7 +168,7 @@ def test_with_a_perfect_critic_the_expected_gradient_is_that_of_the_expected_rew
     state = np.array([[0, s[0]] for s in SEQUENCES])
 
     def table_loss(v):
-        return critic.loss(v[state][None], PerToken(weights=weights, critic_targets=returns))[0]
+        return critic.loss(v[state][None], dict(weights=weights, critic_targets=returns))[0]
 
     exact = np.array([values[0, 0, 0], values[0, 1, 1], values[0, 4, 1]])
     slope = jax.jit(jax.grad(table_loss))

@@ -14,13 +14,13 @@ from grpojax.extensions.episodes import players
 from grpojax.extensions.episodes.config import EnvironmentConfig
 from grpojax.extensions.episodes.dry_players import DryPlayers
 from grpojax.extensions.episodes.open_episodes import Notes
-from grpojax.extensions.episodes.players import Place, Played, Players
+from grpojax.extensions.episodes.players import Begun, Place, Played, Players
 from grpojax.extensions.episodes.types import Environments
 from grpojax.host import processes
 from grpojax.host.console import log
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.run.parts.part import Part
-from grpojax.run.source import InFlight, Plain
+from grpojax.run.source import Plain
 
 
 class Episodes(Plain):
@@ -42,17 +42,17 @@ class Episodes(Plain):
         folder = self.context.folder
         self._notes = None if folder is None else Notes(folder / "episodes")
 
-    def draw(self, problems: Sequence[data.Problem], number: int) -> "Begun":
+    def draw(self, problems: Sequence[data.Problem], number: int) -> Batch:
         """Opens the environments and dispatches the first turns of a rollout; as `Plain.draw`."""
         if self._notes is not None:
             self._notes.begin(number)
         playing = self._players.begin(self.params(), problems, self.key(number), self.config, notes=self._notes)
-        return Begun(number=number, problems=playing.problems, playing=playing)
+        arrive = functools.partial(self._finished, playing)
+        return Batch(number=number, problems=playing.problems, arrive=arrive)
 
-    def collect(self, in_flight: InFlight) -> RolloutBatch:
+    def _finished(self, playing: Begun, batch: Batch) -> Batch:
         """Plays the episodes to their ends, and submits them to the rewards."""
-        assert isinstance(in_flight, Begun), "drawn here"
-        played = in_flight.playing.finish(self.sync)
+        played = playing.finish(self.sync)
         _tell(played)
         wait = submit(
             self.rewards,
@@ -62,7 +62,9 @@ class Episodes(Plain):
             self.columns,
             more=played.columns,
         )
-        return RolloutBatch(
+        return dataclasses.replace(
+            batch,
+            arrive=None,
             problems=played.problems,
             rollout=played.rollout,
             pending=[functools.partial(self.rewarded, wait), functools.partial(without, played.invalid)],
@@ -101,14 +103,7 @@ def _tell(played: Played) -> None:
         )
 
 
-@dataclasses.dataclass(kw_only=True)
-class Begun(InFlight):
-    """A rollout whose first turns are dispatched."""
-
-    playing: players.Begun
-
-
-def without(invalid: Mapping[Place, str], batch: RolloutBatch) -> RolloutBatch:
+def without(invalid: Mapping[Place, str], batch: Batch) -> Batch:
     """The batch without the rewards of episodes that are invalid, each for a reason."""
     counts = np.ones(batch.total.shape, bool)
     for at in invalid:

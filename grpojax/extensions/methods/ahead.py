@@ -7,15 +7,14 @@ the weights of that moment. The problems of rollout n+1 are chosen before the re
 problems, and solve rates of levels, take effect one rollout later.
 """
 
-import time
 from typing import Any
 
 from grpojax.programs.policy import DryPolicy
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.run.parts.part import Part
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import TrainConfig
-from grpojax.run.source import InFlight, Plain
+from grpojax.run.source import Plain, record_of
 
 
 class DrawsAhead(Part):
@@ -41,23 +40,23 @@ class Ahead:
     def __init__(self, source: Plain, train: TrainConfig):
         self.source, self.seconds, self._train = source, source.seconds, train
         state = source.context.state
-        self.in_flight: InFlight | None = None
-        self._following: InFlight | None = None  # the rollout of the next step, while a step is under way
+        self.in_flight: Batch | None = None
+        self._following: Batch | None = None  # the rollout of the next step, while a step is under way
         if state.in_flight is not None:
             self.in_flight, state.in_flight = source.resumed(state.in_flight), None
 
-    def next(self, number: int) -> RolloutBatch:
+    def begin(self, number: int) -> Batch:
         """Waits for the samples that were drawn ahead, and starts the next rollout."""
-        context, first, since = self.source.context, self.in_flight, time.perf_counter()
-        if first is None:
-            first = context.begin(self.source.start)
-            since = context.since()
-        batch = self.source.batch(number, first, since=since)
-        goes_on = self._train.done(number, 0) < 1
-        self._following = context.begin(lambda: self.source.start() if goes_on else None)
+        source = self.source
+        batch = source.next(number, self.in_flight or source.begin(number))
+        self._following = source.start() if self._train.done(number, 0) < 1 else None
         return batch
 
-    def note(self, batch: RolloutBatch) -> dict[str, float]:
+    def next(self, number: int, first: Batch) -> Batch:
+        """The samples are there."""
+        return first
+
+    def note(self, batch: Batch) -> dict[str, float]:
         """As of its source."""
         return self.source.note(batch)
 
@@ -68,4 +67,4 @@ class Ahead:
 
     def record(self) -> dict[str, Any] | None:
         """The rollout in flight, as a save stores it."""
-        return None if self.in_flight is None else self.in_flight.record(self.source.policy)
+        return None if self.in_flight is None else record_of(self.in_flight)

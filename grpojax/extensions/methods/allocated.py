@@ -16,11 +16,11 @@ from grpojax.extensions.methods.sections import AllocationConfig
 from grpojax.host.console import log
 from grpojax.host.on_host import on_host
 from grpojax.programs.sampler import SamplerConfig
-from grpojax.run.batch import RolloutBatch, success_of
+from grpojax.run.batch import Batch, success_of
 from grpojax.run.parts.part import Part
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import RolloutConfig
-from grpojax.run.source import InFlight, Plain
+from grpojax.run.source import Plain
 from grpojax.types import Array, PerPrompt, Samples
 
 
@@ -44,7 +44,7 @@ class Allocated(Plain):
     its samples under the prompt that they were drawn with, including exemplars. No source that confirms what the paper
     does was available. This way, the sampler and the policy have the same context, the ratio is 1 before the first
     update, and nothing needs a correction. The failed probe, drawn without exemplars, is in no group
-    (`RolloutBatch.failed`); by itself it would have no advantage. If no exemplars fit, or no sample is left for it, the
+    (`Batch.failed`); by itself it would have no advantage. If no exemplars fit, or no sample is left for it, the
     prompt continues as any other.
 
     Args:
@@ -71,7 +71,7 @@ class Allocated(Plain):
         if self._exemplars is not None:
             state.exemplars = self._exemplars.state()
 
-    def note(self, batch: RolloutBatch) -> dict[str, float]:
+    def note(self, batch: Batch) -> dict[str, float]:
         """As `Plain`; also adds each prompt's first sample that passes and has an end to the exemplars."""
         if self._exemplars is not None:
             for drawn in batch.as_drawn:
@@ -82,26 +82,33 @@ class Allocated(Plain):
                     self._exemplars.add(drawn.problems[p].uid, *self.policy.texts([tokens.tolist()]))
         return super().note(batch)
 
-    def draw(self, problems: Sequence[data.Problem], number: int) -> "Probed":
-        """Dispatches the probe; `collect` draws the rest phase by phase."""
+    def draw(self, problems: Sequence[data.Problem], number: int) -> Batch:
+        """Dispatches the probe; `_in_phases` draws the rest phase by phase."""
         plan, params, key = self.plan, self.params(), self.key(number)
         each = plan.most + (plan.probe if plan.exemplars else 0)  # a seeded prompt's samples come after its probe
         probe = sampler_of(self.config, plan.probe)
-        dispatched = self.dispatch_any(params, self.prompts(problems, each), key, probe)
-        return Probed(number=number, problems=problems, dispatched=[dispatched], params=params, each=each)
+        drawing = [self.dispatch_any(params, self.prompts(problems, each), key, probe)]
+        arrive = functools.partial(self._in_phases, params, each)
+        return Batch(number=number, problems=problems, drawing=drawing, arrive=arrive)
 
-    def collect(self, in_flight: InFlight) -> RolloutBatch:
-        """Waits for the probe and its rewards, then for each phase; rewards of the last one are still under way."""
-        assert isinstance(in_flight, Probed), "drawn here"
-        plan, problems, params, key = self.plan, in_flight.problems, in_flight.params, self.key(in_flight.number)
+    def _in_phases(self, params: Any, each: int, batch: Batch) -> Batch:
+        """Waits for the probe and its rewards, then for each phase; rewards of the last one are still under way.
+
+        Args:
+          params: the weights that draw all phases.
+          each: the most samples of a problem. If the problem occurs again in the rollout, sample numbers continue from
+            there.
+          batch: with its probe under way.
+        """
+        plan, problems, key = self.plan, batch.problems, self.key(batch.number)
         of_phase = _rows_of_a_phase(len(problems), self.config.group, plan)
         allocate = allocation_program(of_phase, plan.bonus, plan.confidence, plan.most)
         counts = np.zeros(len(problems), np.int32)
-        probed = self.submit(problems, *in_flight.on_host(self.policy, self.sync))
+        probed = self.submit(problems, *(fetch(self.sync) for fetch in batch.drawing))
         probed, seeded = self._seeded(probed)
         first = np.array([plan.probe if new else 0 for new in seeded], np.int32)
         asked = [new or old for new, old in zip(seeded, problems, strict=True)]
-        prompts = self.prompts(asked, in_flight.each)
+        prompts = self.prompts(asked, each)
         phases = [Phase(probed, *_next(counts + plan.probe, counts)).less(first > 0)]
         for _ in range(plan.phases):
             phases = [p.rewarded() for p in phases]
@@ -113,11 +120,11 @@ class Allocated(Plain):
             numbers = (prompts.first_sample + first)[rows] + samples.astype(np.int32)
             these = dataclasses.replace(jax.tree.map(lambda x, at=rows: x[at], prompts), first_sample=numbers)
             drawn = self.dispatch_any(params, these, key, sampler_of(self.config, 1), name="rollout phase")
-            sampled = drawn.fetch(self.policy, self.sync)
-            phases.append(Phase(self.submit([asked[p] for p in rows], sampled), rows, samples))
-        return self._joined(phases, problems, asked, first > 0)
+            phases.append(Phase(self.submit([asked[p] for p in rows], drawn(self.sync)), rows, samples))
+        whole = self._joined(phases, problems, asked, first > 0)
+        return dataclasses.replace(whole, number=batch.number, version=batch.version, passes=batch.passes)
 
-    def succeeds(self, batch: RolloutBatch) -> Samples:
+    def succeeds(self, batch: Batch) -> Samples:
         """``[P, G]`` bool: the samples that succeed."""
         deciding, given = self.method.deciding, self.plan.success
         values = batch.by_name[deciding]
@@ -126,7 +133,7 @@ class Allocated(Plain):
         )
         return values >= success  # NaN is no success
 
-    def _seeded(self, probed: RolloutBatch) -> tuple[RolloutBatch, list[data.Problem | None]]:
+    def _seeded(self, probed: Batch) -> tuple[Batch, list[data.Problem | None]]:
         """The probe, and each prompt with exemplars before it, or None if the prompt stays as it is."""
         if self._exemplars is None:
             return probed, [None] * len(probed.problems)
@@ -145,7 +152,7 @@ class Allocated(Plain):
         problems: Sequence[data.Problem],
         asked: Sequence[data.Problem],
         seeded: PerPrompt,
-    ) -> RolloutBatch:
+    ) -> Batch:
         """The phases as one batch. A seeded prompt that got no sample goes back to its probe."""
         probe, *later = phases
         seeded = seeded & np.isin(np.arange(len(problems)), np.concatenate([p.rows for p in later]))
@@ -154,7 +161,7 @@ class Allocated(Plain):
         rollout = jax.tree.map(lambda *xs: _lay(phases, xs, shape, 0), *(p.drawn.rollout for p in phases))
         learned = [a if s else p for a, p, s in zip(asked, problems, seeded, strict=True)]
         add = functools.partial(joined, phases, None if self._exemplars is None else seeded)
-        return RolloutBatch(problems=learned, rollout=rollout, pending=[add])
+        return Batch(problems=learned, rollout=rollout, pending=[add])
 
 
 class Allocation(Part):
@@ -163,24 +170,10 @@ class Allocation(Part):
     draws = Allocated
 
 
-@dataclasses.dataclass(kw_only=True)
-class Probed(InFlight):
-    """A rollout of several phases, whose probe has been dispatched.
-
-    Attributes:
-      params: the weights that draw all phases.
-      each: the most samples of a problem. If the problem occurs again in the rollout, sample numbers continue from
-        there.
-    """
-
-    params: Any
-    each: int
-
-
 class Phase(NamedTuple):
     """The samples of one phase and their places: ``[n]`` prompts, numbers of their samples, and whether they count."""
 
-    drawn: RolloutBatch
+    drawn: Batch
     rows: np.ndarray
     samples: np.ndarray
     counts: Any = slice(None)
@@ -194,7 +187,7 @@ class Phase(NamedTuple):
         return self._replace(drawn=self.drawn.with_rewards())
 
 
-def joined(phases: Sequence[Phase], seeded: PerPrompt | None, batch: RolloutBatch) -> RolloutBatch:
+def joined(phases: Sequence[Phase], seeded: PerPrompt | None, batch: Batch) -> Batch:
     """The batch with the rewards of all phases, for which it waits.
 
     Args:
@@ -245,14 +238,14 @@ def _lay(phases: Sequence[Phase], xs: Sequence[Array], shape: tuple[int, int], f
     return out
 
 
-def _failed(probe: RolloutBatch, seeded: PerPrompt, most: int) -> RolloutBatch:
+def _failed(probe: Batch, seeded: PerPrompt, most: int) -> Batch:
     """The probes of seeded prompts, ``[S, most, ...]``. Their invalid samples count with those of the whole batch."""
 
     def wide(x: Array, fill: float = np.nan) -> np.ndarray:
         more = np.full((int(seeded.sum()), most - x.shape[1], *x.shape[2:]), fill, x.dtype)
         return np.concatenate([x[seeded], more], 1)
 
-    return RolloutBatch(
+    return Batch(
         problems=[p for p, s in zip(probe.problems, seeded, strict=True) if s],
         rollout=jax.tree.map(lambda x: wide(x, 0), probe.rollout),
         total=wide(probe.total),

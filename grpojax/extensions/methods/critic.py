@@ -26,9 +26,9 @@ from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, abstract_state, init_state
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import weighing
-from grpojax.run.batch import RolloutBatch
-from grpojax.run.packed_batch import PackedBatch
-from grpojax.run.parts.part import Part, State, Weighed, mean, read_shape
+from grpojax.run.batch import Batch
+from grpojax.run.minibatch import Minibatch
+from grpojax.run.parts.part import Declared, Part, State, mean, read_shape
 from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
 from grpojax.run.work import prompts
@@ -71,6 +71,11 @@ class Critic(Part):
 
     learns = ROLE
     passes = 1
+    signals = {
+        "token_bias": Declared("P G T", "its outputs from the state after each token, before the step's updates"),
+        "values": Declared("P G T", "its outputs from the state before each token, before the step's updates"),
+    }
+    arrays = variants.critics.ARRAYS
 
     @staticmethod
     def trained(
@@ -82,11 +87,7 @@ class Critic(Part):
         return lambda folder, dtype: models.save(folder, trunk, head, source=source, dtype=dtype)
 
     @classmethod
-    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
-        return {signal: some("P G T") for signal in ("token_bias", "values")}
-
-    @classmethod
-    def rows(cls, variant: variants.Variant) -> tuple[str, ...]:
+    def fills(cls, variant: variants.Variant) -> tuple[str, ...]:
         assert variant.critic is not None
         loss = variant.critic.loss
         there = {"critic_targets": True, "critic_outputs": loss.needs_outputs, "critic_weights": loss.own_weights}
@@ -164,30 +165,30 @@ class Critic(Part):
             return policy_state.frozen(state)
         return {TRUNK: state[TRUNK]} if TRUNK in state else {}
 
-    def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
+    def before(
+        self, state: State, minis: Sequence[Minibatch]
+    ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
         outputs = self.on_rows(self.programs.parts[ROLE], minis, state[ROLE].params, self.frozen(state))
-        if self.rule.loss.needs_outputs:
-            for mini, rows in zip(minis, outputs, strict=True):
-                mini.set(critic_outputs=rows)
-        return {self.rule.signal: self.whole(minis, outputs)}
+        arrays = {"critic_outputs": outputs} if self.rule.loss.needs_outputs else {}
+        return {self.rule.signal: self.whole(minis, outputs)}, arrays
 
-    def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
-        batch, signals, learned = weighed.batch, weighed.signals, weighed.learned
-        targets = weighing.advantages(self.method, batch, weighed.counted, weighed.mask, signals, self.rule.targets)
-        rows = [{"critic_targets": targets[places]} for places in weighed.places]
+    def weigh(self, batch: Batch) -> tuple[dict[str, Tokens], dict[str, float]]:
+        learned, targets = batch.learned, weighing.advantages(self.method, batch, self.rule.targets)
+        arrays = {"critic_targets": targets}
         if self.rule.loss.own_weights:
-            for row, places in zip(rows, weighed.places, strict=True):
-                row["critic_weights"] = np.asarray(L.loss_weights(weighed.live[places], "token_mean"))
-        values = np.asarray(self.rule.loss.prediction(signals[self.rule.signal]))[learned].astype(np.float64)
+            arrays["critic_weights"] = weights = np.zeros(targets.shape, np.float32)
+            for places in batch.minibatches:
+                weights[places] = L.loss_weights(batch.live[places], "token_mean")
+        values = np.asarray(self.rule.loss.prediction(batch.signals[self.rule.signal]))[learned].astype(np.float64)
         if self.rule.signal == "token_bias":
-            return rows, {"critic/bias_abs": mean(np.abs(values))}
-        return rows, {"critic/explained_variance": explained_variance(values, targets[learned].astype(np.float64))}
+            return arrays, {"critic/bias_abs": mean(np.abs(values))}
+        return arrays, {"critic/explained_variance": explained_variance(values, targets[learned].astype(np.float64))}
 
     def columns(self, signals: Mapping[str, Tokens]) -> dict[str, Tokens]:
         """The critic's output for every token before the updates, as the advantages read it."""
         return {ROLE: np.asarray(self.rule.loss.prediction(signals[self.rule.signal]), np.float64)}
 
-    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+    def flops(self, batch: Batch) -> dict[str, float]:
         forward = models.forward_flops(self.model.config, prompts(batch), batch.rollout.lengths)
         return {"score": forward, "update": forward * self.model.passes * self.config.train.ppo_epochs}
 

@@ -18,11 +18,10 @@ from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import check_mesh
 from grpojax.programs import blocks
-from grpojax.programs.packing import Packed
 from grpojax.programs.policy_state import BASE
 from grpojax.programs.state import Network
 from grpojax.programs.update import Metrics
-from grpojax.types import PerPrompt, Samples, Scalar
+from grpojax.types import PerPrompt, Rows, Samples, Scalar
 
 # The roles: the part that learns, and the frozen trunk if only the head learns.
 ROLE, TRUNK = "critic", "critic_trunk"
@@ -94,12 +93,12 @@ class CriticModel:
         """The forward of prompts whose result `outputs` uses (`grpojax.programs.update.Learns`)."""
         return dec.read_prompts(self.parts(params, frozen)[0], rows, self.compute)
 
-    def objective(self, params: Any, frozen: Any, part: Packed) -> tuple[Scalar, Metrics]:
+    def objective(self, params: Any, frozen: Any, part: Rows) -> tuple[Scalar, Metrics]:
         """The loss for `grpojax.programs.update`."""
         assert self.loss is not None
-        outputs = self.outputs(params, frozen, part.rows)
+        outputs = self.outputs(params, frozen, part.bare)
         with jax.named_scope("critic_loss"):
-            return self.loss(outputs, part.per_token)
+            return self.loss(outputs, part.arrays)
 
     def update_flops(self, prompts: PerPrompt, samples: Samples) -> float:
         """FLOPs of an update from prompts and samples with these numbers of tokens."""

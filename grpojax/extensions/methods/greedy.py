@@ -10,9 +10,9 @@ from grpojax.evaluation import submit
 from grpojax.models import quantised
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Scores
-from grpojax.run.batch import RolloutBatch
-from grpojax.run.parts.part import Part
-from grpojax.run.source import Dispatched, Plain
+from grpojax.run.batch import Batch, Fetch
+from grpojax.run.parts.part import Declared, Part
+from grpojax.run.source import Plain
 from grpojax.types import Array, Rollout
 
 
@@ -25,13 +25,13 @@ def sampler_of(config: SamplerConfig) -> SamplerConfig:
 class WithGreedy(Plain):
     """As `Plain`; draws and scores a greedy completion with the samples of each prompt."""
 
-    def dispatch(self, params: Any, problems: Sequence[data.Problem], key: Array) -> list[Dispatched]:
+    def dispatch(self, params: Any, problems: Sequence[data.Problem], key: Array) -> list[Fetch]:
         """As `Plain`, and the greedy completions."""
         drawn = super().dispatch(params, problems, key)
         sampler = sampler_of(self.config)
         return [*drawn, self.dispatch_any(params, self.prompts(problems), key, sampler, name="greedy")]
 
-    def submit(self, problems: Sequence[data.Problem], rollout: Rollout, *more: Rollout) -> RolloutBatch:
+    def submit(self, problems: Sequence[data.Problem], rollout: Rollout, *more: Rollout) -> Batch:
         """As `Plain`, and the greedy completions."""
         batch, (greedy,) = super().submit(problems, rollout), more
         wait = submit(self.rewards, problems, greedy, self.policy.texts, self.columns)
@@ -42,14 +42,10 @@ class Greedy(Part):
     """The need "greedy"."""
 
     draws = WithGreedy
-
-    @classmethod
-    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
-        """Rewards of greedy completions."""
-        return {"greedy_rewards": some("P")}
+    signals = {"greedy_rewards": Declared("P", "rewards of the greedy completions")}
 
 
-def with_greedy(greedy: Rollout, wait: Callable[[], Scores], batch: RolloutBatch) -> RolloutBatch:
+def with_greedy(greedy: Rollout, wait: Callable[[], Scores], batch: Batch) -> Batch:
     """The batch with the rewards of its greedy completions, for which ``wait`` waits."""
     scores = wait()
     return dataclasses.replace(

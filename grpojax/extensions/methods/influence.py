@@ -2,7 +2,7 @@
 
 import functools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from grpojax.host.on_host import on_host
 from grpojax.models import flops
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy, PolicyShape
-from grpojax.run.batch import RolloutBatch
-from grpojax.run.parts.part import Part, State
+from grpojax.run.batch import Batch
+from grpojax.run.parts.part import Declared, Part, State
 from grpojax.run.programs import Programs
 from grpojax.types import Array, Samples, Tokens
 
@@ -106,10 +106,11 @@ class TokenInfluence(Part):
     """NTHR's scores. They are 0 in groups that are not mixed, for which they are not computed."""
 
     options = ("self_term", "select")
-
-    @classmethod
-    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
-        return {"influence": some("P G T"), "influence_means": some("P G"), "draws": some("P G T")}
+    signals = {
+        "influence": Declared("P G T", "how far a step on the right samples raises a token's log-prob"),
+        "influence_means": Declared("P G", "its mean over a sample"),
+        "draws": Declared("P G T", "random numbers in [0, 1), for a selection that is random"),
+    }
 
     def open(self, policy: Policy, programs: Programs, *, longest_prompt: int) -> None:
         super().open(policy, programs, longest_prompt=longest_prompt)
@@ -117,7 +118,7 @@ class TokenInfluence(Part):
         self.influences = Influences(policy, temperature=temperature, longest_prompt=longest_prompt)
         self.work = 0.0
 
-    def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+    def after(self, state: State, batch: Batch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         options, rollout = self.variant.options, batch.rollout
         outcome = batch.by_name[self.method.deciding]
         with on_host():
@@ -150,5 +151,5 @@ class TokenInfluence(Part):
             made["draws"] = np.random.default_rng(seed).random(rollout.tokens.shape, np.float32)
         return made, {"nthr/mixed_groups": float(len(chosen))}
 
-    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+    def flops(self, batch: Batch) -> dict[str, float]:
         return {"late": self.work}

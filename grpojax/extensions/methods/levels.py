@@ -11,7 +11,7 @@ import numpy as np
 from grpojax.data.problems import Problem, Problems
 from grpojax.extensions.methods.sections import CurriculumConfig
 from grpojax.host.errors import UserError
-from grpojax.run.batch import RolloutBatch, success_of
+from grpojax.run.batch import Batch, success_of
 from grpojax.run.parts.part import Part
 from grpojax.run.run_state import RunState
 from grpojax.run.source import Plain
@@ -190,7 +190,7 @@ class LevelCurriculum:
         problems, self._now = self._batches.draw(self._shares(), self._now)
         return problems, [0] * len(problems)
 
-    def note(self, drawn: Iterable[tuple[RolloutBatch, Sequence[int]]]) -> None:
+    def note(self, drawn: Iterable[tuple[Batch, Sequence[int]]]) -> None:
         """Updates the solve rates of the samples' levels."""
         for batch, _ in drawn:
             values, levels = batch.by_name[self._deciding], [p.level for p in batch.problems]

@@ -11,20 +11,19 @@ drops. It is scored, counted and learned from in the step in which it becomes co
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from grpojax import data
-from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import no_samples, unfinished
 from grpojax.run import checks
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.run.parts.part import Part
 from grpojax.run.run_state import RunState
-from grpojax.run.source import Dispatched, InFlight, Plain, from_text, to_text
+from grpojax.run.source import Plain, fetching, from_text, to_text
 from grpojax.types import Array, PerPrompt, Rollout, Tokens
 
 Draw = Callable[[int], tuple[Sequence[data.Problem], Sequence[int]]]
@@ -52,7 +51,7 @@ class Partial(Plain):
         super().write(state)
         self.places.write(state)
 
-    def start(self) -> "Continued":
+    def start(self) -> Batch:
         """Dispatches the next rollout, in which some groups continue."""
         number = self.drawn
         self.drawn += 1
@@ -60,43 +59,34 @@ class Partial(Plain):
         problems, passes, carried = self.places.fill(self.choose)
         prompts, goes_on = self.prompts(problems, config.group), {"partial": carried.samples, "left": self._left}
         sampled = self.policy.sample(self.params(), prompts, self.key(number), config, **goes_on)
-        return Continued(
+        return Batch(
             number=number,
             problems=problems,
-            dispatched=[Dispatched(rollout=sampled, rows=len(problems), prompts=len(problems))],
+            drawing=[fetching(self.policy, sampled, len(problems), len(problems))],
+            arrive=self.arrived,
             version=version,
-            passes=passes,
             versions=carried.continued(version),
+            passes=passes,
         )
 
-    def resumed(self, record: Mapping[str, Any]) -> "Continued":
-        """A rollout that the run had drawn before it was stopped, from `Continued.record`."""
-        plain = super().resumed(record)
-        return Continued(**vars(plain), versions=from_text(record["versions"]))
-
-    def collect(self, in_flight: InFlight) -> RolloutBatch:
+    def arrived(self, batch: Batch) -> Batch:
         """Submits the groups whose samples are all finished; keeps the others for the next rollout."""
-        assert isinstance(in_flight, Continued), "started or resumed here"
-        problems, (rollout,) = in_flight.problems, in_flight.on_host(self.policy, self.sync)
+        problems, (rollout,) = batch.problems, (fetch(self.sync) for fetch in batch.drawing)
         whole = ~unfinished(rollout).any(1)
         asked = [p for p, done in zip(problems, whole, strict=True) if done]
         submitted = self.submit(asked, jax.tree.map(lambda x: x[whole], rollout))
-        self.places.keep(in_flight, only(rollout, ~whole))
+        self.places.keep(batch, only(rollout, ~whole))
         add = functools.partial(among, submitted, whole)
-        return RolloutBatch(problems=problems, rollout=only(rollout, whole), pending=[add])
+        return dataclasses.replace(batch, drawing=(), arrive=None, rollout=only(rollout, whole), pending=[add])
 
-    def batch(self, number: int, first: InFlight, *, since: float) -> RolloutBatch:
+    def next(self, number: int, first: Batch) -> Batch:
         """As `Plain`, with the groups that continue."""
-        made = super().batch(number, first, since=since)
+        made = super().next(number, first)
         return dataclasses.replace(made, waiting=self.places.carried.waiting)
 
-    def version(
-        self, started: Sequence[InFlight], drawn: Sequence[RolloutBatch], learned: PerPrompt | None = None
-    ) -> int:
+    def version(self, started: Sequence[Batch], drawn: Sequence[Batch], learned: PerPrompt | None = None) -> int:
         """Number of updates in the weights that drew the oldest token to learn from; as `Plain`."""
-        known = np.concatenate(
-            [f.oldest(d.rollout) for f, d in zip(started, drawn, strict=True) if isinstance(f, Continued)]
-        )
+        known = np.concatenate([oldest(f, d.rollout) for f, d in zip(started, drawn, strict=True)])
         whole = np.concatenate([d.rollout.lengths.any(1) for d in drawn])
         return int(known[whole if learned is None or not learned.any() else learned].min())
 
@@ -105,27 +95,6 @@ class DrawsPartially(Part):
     """``rollout.overlap``."""
 
     draws = Partial
-
-
-@dataclasses.dataclass(kw_only=True)
-class Continued(InFlight):
-    """A rollout in which groups continue.
-
-    Attributes:
-      versions: ``[P, G, T]`` int32, number of updates in the weights that draw each token.
-    """
-
-    versions: Tokens
-
-    def record(self, policy: Policy) -> dict[str, Any]:
-        """As `InFlight`, with the versions."""
-        return {"versions": to_text(self.versions), **super().record(policy)}
-
-    def oldest(self, samples: Rollout) -> PerPrompt:
-        """``[P]`` int: number of updates in the weights that drew the oldest token of each group; for a group without
-        ``samples``, that of the newest weights."""
-        there = np.arange(samples.tokens.shape[-1]) < samples.lengths[..., None]
-        return np.where(there, self.versions, self.version).min((1, 2))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,14 +172,26 @@ class Places:
         problems, passes = zip(*self._placed, strict=True)
         return list(problems), list(passes), carried
 
-    def keep(self, in_flight: Continued, rest: Rollout) -> None:
+    def keep(self, drawn: Batch, rest: Rollout) -> None:
         """Keeps the incomplete groups of a rollout in their places; ``rest`` has their samples so far."""
-        self._placed = list(zip(in_flight.problems, in_flight.passes, strict=True))
+        self._placed = list(zip(drawn.problems, drawn.passes, strict=True))
         there = np.arange(self._shape[2]) < rest.lengths[..., None]
-        self.carried = Carried(samples=rest, versions=np.where(there, in_flight.versions, np.int32(0)))
+        self.carried = Carried(samples=rest, versions=np.where(there, _versions(drawn), np.int32(0)))
 
 
-def among(groups: RolloutBatch, which: PerPrompt, batch: RolloutBatch) -> RolloutBatch:
+def oldest(drawn: Batch, samples: Rollout) -> PerPrompt:
+    """``[P]`` int: number of updates in the weights that drew the oldest token of each group; for a group without
+    ``samples``, that of the newest weights."""
+    there = np.arange(samples.tokens.shape[-1]) < samples.lengths[..., None]
+    return np.where(there, _versions(drawn), drawn.version).min((1, 2))
+
+
+def _versions(drawn: Batch) -> Tokens:
+    assert drawn.versions is not None, "started or resumed here"
+    return drawn.versions
+
+
+def among(groups: Batch, which: PerPrompt, batch: Batch) -> Batch:
     """The batch with the rewards of some groups, for which it waits; other groups have none.
 
     Args:

@@ -23,9 +23,9 @@ from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.methods import Differences, differences, in_a_line, label, without_repeats
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run import recipe
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.run.method import describe
-from grpojax.run.packed_batch import PackedBatch
+from grpojax.run.minibatch import Minibatch
 from grpojax.run.recipe import Config
 from grpojax.run.trainer import Trainer
 from grpojax.types import PerPrompt, Samples, Tokens, TrainState
@@ -196,7 +196,7 @@ def measure(
     Raises:
       UserError: no question has right and wrong samples.
     """
-    chosen: list[RolloutBatch] = []
+    chosen: list[Batch] = []
     gwhes, outcomes, displacement = np.zeros(0), np.zeros((0, 1)), {}
     for name, config in recipes.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -218,15 +218,15 @@ def measure(
     )
 
 
-def _outcome(trainer: Trainer, batch: RolloutBatch) -> Samples:
+def _outcome(trainer: Trainer, batch: Batch) -> Samples:
     return batch.by_name[trainer.config.method.deciding]
 
 
-def _mixed(trainer: Trainer, questions: int, rollouts: int) -> Iterator[RolloutBatch]:
+def _mixed(trainer: Trainer, questions: int, rollouts: int) -> Iterator[Batch]:
     """Questions with right and wrong samples, each as a batch of its own. A question drawn again is left out."""
     seen: set[int] = set()
     for number in range(1, rollouts + 1):
-        batch = trainer.source.next(number).with_rewards()
+        batch = trainer.source.next(number, trainer.source.begin(number)).with_rewards()
         weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, batch), success=SUCCESS))
         for i, problem in enumerate(batch.problems):
             if (weights[i] != 0).any() and problem.uid not in seen:
@@ -240,7 +240,7 @@ def _mixed(trainer: Trainer, questions: int, rollouts: int) -> Iterator[RolloutB
         )
 
 
-def _only(batch: RolloutBatch, i: int) -> RolloutBatch:
+def _only(batch: Batch, i: int) -> Batch:
     """One group of a batch."""
 
     def cut(x: Any) -> Any:
@@ -251,7 +251,7 @@ def _only(batch: RolloutBatch, i: int) -> RolloutBatch:
     return dataclasses.replace(batch, **fields)
 
 
-def _gwhes(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
+def _gwhes(trainer: Trainer, each: Sequence[Batch]) -> PerPrompt:
     """The mean of `grpojax.diagnostics.gwhes` over right samples, ``[Q]``."""
     longest = trainer.config.data.max_prompt_tokens
     policy = trainer.policy
@@ -275,7 +275,7 @@ def _gwhes(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
     return np.array(means)
 
 
-def _displacement(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
+def _displacement(trainer: Trainer, each: Sequence[Batch]) -> PerPrompt:
     """Δ(x) of each question, ``[Q]``."""
     learner = trainer.learner
     fresh = {role: x for role, x in learner.state.items() if isinstance(x, TrainState)}  # all networks that learn
@@ -283,8 +283,8 @@ def _displacement(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
     for number, batch in enumerate(each):
         learner.state |= jax.tree.map(jnp.copy, fresh)  # an update takes over its input state
         minis = learner.pack(batch)  # one minibatch, of one question
-        signals = learner.score(minis)
-        learner.weigh(minis, batch, signals)
+        minis, signals = learner.score(minis)
+        minis, _, _ = learner.weigh(minis, batch, signals)
 
         before = _logps(trainer, minis[0])
         learner.update(minis, number)
@@ -296,10 +296,10 @@ def _displacement(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
     return np.array(out)
 
 
-def _logps(trainer: Trainer, mini: PackedBatch) -> Tokens:
+def _logps(trainer: Trainer, mini: Minibatch) -> Tokens:
     """Log-probs ``[1, G, T]`` under the current policy."""
     device, learner = trainer.policy.device, trainer.learner
-    rows = device.call(learner.programs.score, learner.weights, mini.packed.rows).logps
+    rows = device.call(learner.programs.score, learner.weights, mini.rows.bare).logps
     return batch_shards.gather_groups(mini.layout.unpack(device.get(rows)), 1)
 
 

@@ -12,7 +12,7 @@ from grpojax.programs import batch_shards, packing
 from grpojax.programs.packing import Layout
 from grpojax.programs.policy import Policy
 from grpojax.run.sections import TrainConfig
-from grpojax.types import Array, PerToken, Prompts, Rows, Samples, Tokens, TrainBatch
+from grpojax.types import Array, Rollout, Rows, Samples, Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,9 @@ def regroup(
             whole = np.concatenate([x, np.zeros((empty, *x.shape[1:]), x.dtype)])
             return whole.reshape(*shape, *x.shape[2:])
 
-        rows, layout = _in_rows(policy, prompts, fill(tokens[places]), fill(lengths[places]), microbatches)
+        samples = Rollout(tokens=fill(tokens[places]), lengths=fill(lengths[places]))
+        how = {"shards": policy.shards, "microbatches": microbatches, "gather": policy.compute.needs_gather}
+        rows, layout = packing.pack(prompts, samples, **how)
         yield Regrouped(
             places=places,
             rows=policy.device.put(rows, ROWS),
@@ -110,16 +112,6 @@ def regroup(
 def tokens_at_once(tokens: int, train: TrainConfig, shards: int) -> int:
     """Tokens of a shard in an update's micro-batch; ``tokens`` is the number that a batch has room for."""
     return max(1, tokens // (train.minibatches * train.microbatches * shards))
-
-
-def _in_rows(
-    policy: Policy, prompts: Prompts, tokens: Tokens, lengths: Samples, microbatches: int
-) -> tuple[Rows, Layout]:
-    batch = TrainBatch(prompts=prompts, tokens=tokens, lengths=lengths, per_token=PerToken())
-    packed, layout = packing.pack(
-        batch, shards=policy.shards, microbatches=microbatches, gather=policy.compute.needs_gather
-    )
-    return packed.rows, layout
 
 
 def part_sizes(

@@ -11,9 +11,9 @@ from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig, hf
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, decoder_network, split
-from grpojax.run.batch import RolloutBatch
-from grpojax.run.packed_batch import PackedBatch
-from grpojax.run.parts.part import Part, State, Weighed, mean, read_shape
+from grpojax.run.batch import Batch
+from grpojax.run.minibatch import Minibatch
+from grpojax.run.parts.part import Declared, Part, State, mean, read_shape
 from grpojax.run.programs import Learning, score_program
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
@@ -38,6 +38,7 @@ class Teacher(Part):
     """
 
     options = ("teacher",)
+    signals = {"ref_logps": Declared("P G T", "log-probs in nats by the teacher")}
     passes = 1
 
     @classmethod
@@ -92,14 +93,16 @@ class Teacher(Part):
         read, self._read = self._read, None
         return {ROLE: read}
 
-    def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
+    def before(
+        self, state: State, minis: Sequence[Minibatch]
+    ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
         scores = self.on_rows(self.programs.parts[ROLE], minis, state[ROLE])
-        return {"ref_logps": self.whole(minis, [each.logps for each in scores])}
+        return {"ref_logps": self.whole(minis, [each.logps for each in scores])}, {}
 
-    def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
-        own, teacher = (weighed.signals[name] for name in ("behavior_logps", "ref_logps"))
+    def weigh(self, batch: Batch) -> tuple[dict[str, Tokens], dict[str, float]]:
+        own, teacher = (batch.signals[name] for name in ("behavior_logps", "ref_logps"))
         difference = np.asarray(own, np.float64) - teacher
-        return super().weigh(weighed)[0], {"teacher/kl": mean(difference[weighed.learned])}
+        return {}, {"teacher/kl": mean(difference[batch.learned])}
 
-    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+    def flops(self, batch: Batch) -> dict[str, float]:
         return {"score": forward_flops(self.model, batch)}

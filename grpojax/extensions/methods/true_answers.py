@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +17,9 @@ from grpojax.models import flops
 from grpojax.programs import policy_state
 from grpojax.rewards.answers import extract
 from grpojax.run import weighing
-from grpojax.run.batch import RolloutBatch
-from grpojax.run.packed_batch import room
-from grpojax.run.parts.part import Part, State
+from grpojax.run.batch import Batch
+from grpojax.run.minibatch import room
+from grpojax.run.parts.part import Declared, Part, State
 from grpojax.run.programs import Learning, score_program
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
@@ -285,18 +285,18 @@ class TrueAnswers(Part):
 
     options = ("groups", "likelihood", "marker", "include_marker", "missing", "fail_reward")
     reads_gold = True
+    signals = {
+        "likelihood": Declared("P G", "probability of the true answer after a sample's reasoning"),
+        "valid": Declared("P G", "whether a sample counts: the answer could be put in its place", "bool"),
+    }
     work = 0.0  # FLOPs of the step
-
-    @classmethod
-    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
-        return {"likelihood": some("P G")}
 
     def make(self, learning: Learning) -> Mapping[str, Program]:
         """``(params, rows) -> Scores``."""
         how = {"model": learning.model, "compute": learning.compute, "temperature": learning.temperature}
         return {PROGRAM: score_program(PROGRAM, learning.graph, **how)}
 
-    def replace(self, state: State, batch: RolloutBatch) -> RolloutBatch:
+    def replace(self, state: State, batch: Batch) -> Batch:
         """The batch with the true answers spliced into the samples that are scored by their likelihood. It waits for
         the rewards, which stay those of the drawn samples.
 
@@ -320,7 +320,7 @@ class TrueAnswers(Part):
             metrics={**batch.metrics, **found.metrics, "time/late_s": time.perf_counter() - started},
         )
 
-    def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+    def after(self, state: State, batch: Batch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         if not self.method.replaces_samples:
             self.work = 0.0
             found = self._splice(policy_state.weights(state), batch, counted)
@@ -332,10 +332,10 @@ class TrueAnswers(Part):
             )
         return {}, {}  # `replace` has run before
 
-    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+    def flops(self, batch: Batch) -> dict[str, float]:
         return {"late": self.work}
 
-    def _splice(self, params: Any, batch: RolloutBatch, counted: Samples) -> _Found:
+    def _splice(self, params: Any, batch: Batch, counted: Samples) -> _Found:
         """The true answer's likelihood after each sample's reasoning; NaN in groups that do not need it."""
         options = self.variant.options
         likelihood = np.full(counted.shape, np.nan, np.float32)
@@ -352,9 +352,7 @@ class TrueAnswers(Part):
         metrics = {f"ground_truth/{name}": float(n) for name, n in counts.items()}
         return _Found(likelihood, np.isfinite(likelihood) | ~wanted[:, None], chosen, answers, metrics)
 
-    def _likelihood(
-        self, params: Any, batch: RolloutBatch, chosen: PerPrompt
-    ) -> tuple[Samples, Answers, dict[str, float]]:
+    def _likelihood(self, params: Any, batch: Batch, chosen: PerPrompt) -> tuple[Samples, Answers, dict[str, float]]:
         options, policy = self.variant.options, self.policy
         problems = [batch.problems[int(i)] for i in chosen]
         gold = [p.gold for p in problems if p.gold is not None]

@@ -146,7 +146,7 @@ class FineTune(Task):
         entries: Any = self.batches[self.done]
         batch = teaching.to_batch(entries, self.shapes)
         part, layout = self.teaching.part(batch, self.shapes, self.reference["train"][[e.uid for e in entries]])
-        prompts, tokens = int(batch.prompts.lengths.sum()), int(batch.lengths.sum())
+        prompts, tokens = int(batch.prompts.lengths.sum()), int(batch.samples.lengths.sum())
         metrics = learn(self.programs, self.policy.device, self.weights, part)
         self.state.num_tokens += prompts + tokens
         known = {
@@ -155,7 +155,7 @@ class FineTune(Task):
             "useful_token_fraction": layout.useful,
         }
         passes = 3 if self.policy.adapter is None else 2  # frozen weights get no gradient
-        work = passes * flops.forward_flops(self.policy.config, batch.prompts.lengths, batch.lengths)
+        work = passes * flops.forward_flops(self.policy.config, batch.prompts.lengths, batch.samples.lengths)
         return Updates(
             number=number, known=known, metrics=[metrics], tokens=tokens, flops=work, share=number / self.steps
         )

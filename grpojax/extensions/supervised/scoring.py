@@ -18,7 +18,7 @@ from grpojax.host import files, processes
 from grpojax.host.console import log
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy
-from grpojax.types import Samples, TrainBatch
+from grpojax.types import Samples
 
 _SCORED_FROM = "scored_from"  # in the file of the reference, beside the sums by name: what they were scored from
 
@@ -51,10 +51,10 @@ class Scorer:
         many: Any = list(entries)
         for chunk, real in data.in_order(many, self._size):
             check()
-            batch: TrainBatch = teaching.to_batch(chunk, self._shapes)  # pyrefly: ignore
-            packed, layout = teaching.pack(batch, self._shapes)
-            logps = device.call(self._program, params, device.put(packed.rows, ROWS)).logps
-            learned = np.asarray(batch.per_token.weights)
+            batch: teaching.AnswerBatch = teaching.to_batch(chunk, self._shapes)  # pyrefly: ignore
+            rows, layout = teaching.pack(batch, self._shapes)
+            logps = device.call(self._program, params, device.put(rows, ROWS)).logps
+            learned = batch.learned.astype(np.float32)
             sums.append((layout.unpack(device.get(logps)) * learned).sum(-1)[:real])
             lengths.append(learned.sum(-1, dtype=np.int32)[:real])
         return np.concatenate(sums), np.concatenate(lengths)

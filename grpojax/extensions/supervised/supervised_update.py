@@ -9,9 +9,10 @@ import numpy as np
 from grpojax import losses as L
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
-from grpojax.programs.packing import Packed
 from grpojax.programs.update import Loss, Metrics
-from grpojax.types import Array, Mean, Samples, Scalar, pytree
+from grpojax.types import Array, Mean, Rows, Samples, Scalar, pytree
+
+SIGN = "sign"  # of `Rows.arrays`: 1 on tokens of the chosen completion, -1 on those of the rejected
 
 
 @pytree
@@ -19,12 +20,12 @@ class Pairs:
     """Pairs of an update: each prompt has two completions, the chosen and the rejected.
 
     Attributes:
-      packed: the rows. ``per_token.advantages`` is 1 on tokens of the chosen completion, -1 on those of the rejected.
+      rows: the completions, with the array `SIGN`.
       reference: ``[M, B, K, 2]`` float32, sums of the frozen reference's log-probs for the chosen and the rejected.
       weights: ``[M, B, K]`` float32, weight of each pair in the loss.
     """
 
-    packed: Packed
+    rows: Rows
     reference: Array
     weights: Array
 
@@ -41,7 +42,7 @@ def by_prompts(x: Array, shards: int, microbatches: int) -> np.ndarray:
 
 
 def sft_objective(graph: Any, compute: Compute) -> Loss:
-    """The loss ``(params, frozen, part: Packed) -> (value, metrics)`` of `grpojax.losses.sft_loss`.
+    """The loss ``(params, frozen, part: Rows) -> (value, metrics)`` of `grpojax.losses.sft_loss`.
 
     Metrics: ``loss``, and ``nll`` and ``entropy``, means over tokens in nats.
 
@@ -50,9 +51,9 @@ def sft_objective(graph: Any, compute: Compute) -> Loss:
       compute: how to run the decoder.
     """
 
-    def loss(params: Any, frozen: Any, part: Packed) -> tuple[Scalar, Metrics]:
-        scores = dec.score(graph, params, part.rows, compute, entropy="value")
-        weights = part.per_token.weights
+    def loss(params: Any, frozen: Any, part: Rows) -> tuple[Scalar, Metrics]:
+        scores = dec.score(graph, params, part.bare, compute, entropy="value")
+        weights = part.arrays["weights"]
         live, entropy = weights > 0, jnp.asarray(scores.entropy)
         count = live.sum().astype(jnp.float32)
         with jax.named_scope("loss"):
@@ -78,7 +79,7 @@ def dpo_objective(graph: Any, compute: Compute, beta: float) -> Loss:
     """
 
     def loss(params: Any, frozen: Any, part: Pairs) -> tuple[Scalar, Metrics]:
-        rows, sign = part.packed.rows, part.packed.per_token.advantages
+        rows, sign = part.rows.bare, part.rows.arrays[SIGN]
         logps = dec.score(graph, params, rows, compute).logps
         with jax.named_scope("loss"):
             sums = [_of_prompts(jnp.where(sign == s, logps, 0.0), rows.token_prompt, part.weights) for s in (1.0, -1.0)]

@@ -1,8 +1,8 @@
 """The kinds of supervised training: the weights of a batch, the loss, and the held-out metrics."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,10 @@ from grpojax.extensions.supervised.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.host.errors import UserError
 from grpojax.models.compute import Compute
 from grpojax.programs import packing
-from grpojax.programs.packing import Layout
+from grpojax.programs.packing import NONE, Layout
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.update import Loss
-from grpojax.types import PerToken, Samples, TrainBatch
+from grpojax.types import Prompts, Rollout, Rows, Samples, Tokens
 
 Column = tuple[str, str, str]
 _SPEED: tuple[Column, ...] = (("grad", "grad_norm", ".3f"), ("tok/s", "tokens_per_s", ".0f"))
@@ -52,6 +52,14 @@ class Shapes:
     gather: bool
 
 
+class AnswerBatch(NamedTuple):
+    """Given answers: the prompts, the completions ``[P, G, T]``, and which of their tokens are learned, bool."""
+
+    prompts: Prompts
+    samples: Rollout
+    learned: Tokens
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completions:
     """Completions, learned by cross-entropy (`grpojax.extensions.supervised.finetune_recipe.SFTTrainConfig`)."""
@@ -71,12 +79,10 @@ class Completions:
         """The loss of a part."""
         return supervised_update.sft_objective(graph, compute)
 
-    def part(self, batch: TrainBatch, shapes: Shapes, reference: Samples) -> tuple[Any, Layout]:
+    def part(self, batch: AnswerBatch, shapes: Shapes, reference: Samples) -> tuple[Any, Layout]:
         """What the loss reads, in rows; ``reference [P, G]`` are sums of log-probs."""
-        learned = np.asarray(batch.per_token.weights) > 0
-        weights = np.asarray(L.loss_weights(learned, self.aggregate, count_empty=False))
-        batch = dataclasses.replace(batch, per_token=PerToken(weights=weights))
-        return pack(batch, shapes)
+        weights = np.asarray(L.loss_weights(batch.learned, self.aggregate, count_empty=False))
+        return pack(batch, shapes, {"weights": weights})
 
     def held_out(self, logps: Samples, lengths: Samples, reference: Samples) -> dict[str, float]:
         """Metrics from sums of log-probs ``[N, G]`` over ``lengths`` tokens, which are 0 for missing completions."""
@@ -111,16 +117,16 @@ class Preferences:
         """The loss of a part."""
         return supervised_update.dpo_objective(graph, compute, self.beta)
 
-    def part(self, batch: TrainBatch, shapes: Shapes, reference: Samples) -> tuple[Any, Layout]:
+    def part(self, batch: AnswerBatch, shapes: Shapes, reference: Samples) -> tuple[Any, Layout]:
         """What the loss reads, in rows; ``reference [P, G]`` are sums of log-probs."""
-        sign = np.broadcast_to(np.array([[1.0], [-1.0]], np.float32), batch.tokens.shape)
-        packed, layout = pack(dataclasses.replace(batch, per_token=PerToken(advantages=sign)), shapes)
+        sign = np.broadcast_to(np.array([[1.0], [-1.0]], np.float32), batch.samples.tokens.shape)
+        rows, layout = pack(batch, shapes, {supervised_update.SIGN: sign})
         weights = np.full(len(reference), 1.0 / len(reference), np.float32)
         ref, weights = (
             supervised_update.by_prompts(x, shapes.shards, shapes.microbatches)
             for x in (np.asarray(reference, np.float32), weights)
         )
-        return supervised_update.Pairs(packed=packed, reference=ref, weights=weights), layout
+        return supervised_update.Pairs(rows=rows, reference=ref, weights=weights), layout
 
     def held_out(self, logps: Samples, lengths: Samples, reference: Samples) -> dict[str, float]:
         """Metrics from sums of log-probs ``[N, 2]``."""
@@ -140,11 +146,10 @@ def teaching_of(config: SFTConfig | DPOConfig) -> Teaching:
     return Preferences(beta=config.train.beta)
 
 
-def to_batch(entries: Sequence[Answered], shapes: Shapes) -> TrainBatch:
-    """Entries as padded arrays; ``per_token.weights`` are 1 on tokens that are learned. Missing completions have length
-    0."""
+def to_batch(entries: Sequence[Answered], shapes: Shapes) -> AnswerBatch:
+    """Entries as padded arrays. Missing completions have length 0."""
     tokens = np.zeros((len(entries), shapes.group, shapes.completion), np.int32)
-    lengths, learned = np.zeros(tokens.shape[:2], np.int32), np.zeros(tokens.shape, np.float32)
+    lengths, learned = np.zeros(tokens.shape[:2], np.int32), np.zeros(tokens.shape, bool)
     for p, entry in enumerate(entries):
         for g, (ids, turns) in enumerate(zip(entry.completions, entry.turns, strict=True)):
             tokens[p, g, : len(ids)] = ids
@@ -152,17 +157,13 @@ def to_batch(entries: Sequence[Answered], shapes: Shapes) -> TrainBatch:
             of_assistant = np.arange(len(turns)) % 2 == 0
             learned[p, g, : len(ids)] = np.repeat(of_assistant, turns)
     problems = [data.Problem(entry.uid, entry.ids, "", None, {}) for entry in entries]
-    return TrainBatch(
-        prompts=data.to_prompts(problems, shapes.prompt),
-        tokens=tokens,
-        lengths=lengths,
-        per_token=PerToken(weights=learned),
-    )
+    return AnswerBatch(data.to_prompts(problems, shapes.prompt), Rollout(tokens=tokens, lengths=lengths), learned)
 
 
-def pack(batch: TrainBatch, shapes: Shapes) -> tuple[packing.Packed, Layout]:
-    """A batch in rows, cut like the run's batches."""
-    return packing.pack(batch, shards=shapes.shards, microbatches=shapes.microbatches, gather=shapes.gather)
+def pack(batch: AnswerBatch, shapes: Shapes, arrays: Mapping[str, Tokens] = NONE) -> tuple[Rows, Layout]:
+    """A batch in rows with some arrays of its tokens, cut like the run's batches."""
+    how = {"shards": shapes.shards, "microbatches": shapes.microbatches, "gather": shapes.gather}
+    return packing.pack(batch.prompts, batch.samples, arrays, **how)
 
 
 def check_cut(config: SFTConfig | DPOConfig, shards: int) -> None:

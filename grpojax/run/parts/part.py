@@ -4,7 +4,6 @@ A part is made of shapes. From these come its state and its programs, also in a 
 (`grpojax.run.dry`). A real run then calls `load`, which reads from disk. Both pass it the programs.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,50 +15,23 @@ from grpojax.models import DecoderConfig, hf
 from grpojax.models.weight_table import Weight, zeros
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, init_state
-from grpojax.run import packed_batch
-from grpojax.run.batch import RolloutBatch
-from grpojax.run.packed_batch import PackedBatch
+from grpojax.run import minibatch
+from grpojax.run.batch import Batch
+from grpojax.run.minibatch import Minibatch
 from grpojax.run.programs import Learning, Programs
 from grpojax.run.recipe import Config
-from grpojax.types import Array, PerPrompt, Samples, Tokens
+from grpojax.types import Array, Declared, Samples, Tokens
 from grpojax.variants import Variant
 
-__all__ = ["Network", "Part", "Program", "State", "Weighed", "Weight", "mean", "read_shape", "zeros"]
+__all__ = ["Declared", "InRows", "Network", "Part", "Program", "State", "Weight", "mean", "read_shape", "zeros"]
 
 State = Mapping[str, Any]  # of a run, by role (`grpojax.run.learner.Learner`)
+InRows = Mapping[str, Sequence[Array]]  # by name, arrays [M, B, R, S] of the devices, one for each minibatch
 
 
 def read_shape(path: str) -> DecoderConfig:
     """The shape of the model in a folder, or of a built-in one; raises `UserError` if there is none."""
     return hf.read_config(data.locate(path))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Weighed:
-    """A step's samples with their advantages.
-
-    Attributes:
-      batch: the samples with their rewards.
-      counted: ``[P, G]`` the rewards, NaN where a sample does not count.
-      mask: ``[P, G, T]`` bool, the policy's own tokens.
-      live: ``[P, G, T]`` bool, the tokens that an update counts.
-      signals: fields of `grpojax.advantages.Signals` from all parts.
-      advantages: ``[P, G, T]``.
-      places: for each minibatch the numbers of its prompts in the batch, ``[p]``.
-    """
-
-    batch: RolloutBatch
-    counted: Samples
-    mask: Tokens
-    live: Tokens
-    signals: Mapping[str, Array]
-    advantages: Tokens
-    places: Sequence[PerPrompt]
-
-    @property
-    def learned(self) -> Tokens:
-        """``[P, G, T]`` bool: the live tokens of groups that were not dropped."""
-        return self.live & ~self.batch.dropped[:, None, None]
 
 
 class Part:
@@ -76,8 +48,9 @@ class Part:
 
     Attributes:
       options: options that the variant must have (`grpojax.variants.Variant.options`).
-      extra: its signals that are no fields of `grpojax.advantages.Signals`: name to axes, "P", "P G" or "P G T". The
-        variant reads it in ``signals.extra``.
+      signals: the signals that it gives the variant, by name. The variant reads those that are no fields of
+        `grpojax.advantages.Signals` in ``signals.extra``.
+      arrays: the arrays of tokens that only its own loss reads in the rows, by name.
       reads_gold: whether every problem must have its true answer.
       draws: the class of the run's source, a subclass of `grpojax.run.source.Plain`, if samples are drawn in a way of
         the part's own; None for the usual way. Of a run's parts one may have such a class.
@@ -88,7 +61,8 @@ class Part:
     """
 
     options: ClassVar[tuple[str, ...]] = ()
-    extra: ClassVar[Mapping[str, str]] = {}
+    signals: ClassVar[Mapping[str, Declared]] = {}
+    arrays: ClassVar[Mapping[str, Declared]] = {}
     reads_gold: ClassVar[bool] = False
     draws: ClassVar[Any] = None
     learns: ClassVar[str] = ""
@@ -106,13 +80,14 @@ class Part:
         """Its signals for made-up samples, on which a variant's advantages are tried before a run.
 
         Args:
-          some: ``some(axes)`` are numbers between 0.1 and 0.9, for axes as in ``extra``.
+          some: ``some(axes)`` are numbers between 0.1 and 0.9, for axes as in `Declared`.
         """
-        return {name: some(axes) for name, axes in cls.extra.items()}
+        return {name: some(declared.axes) for name, declared in cls.signals.items() if declared.dtype == "float32"}
 
     @classmethod
-    def rows(cls, variant: Variant) -> tuple[str, ...]:
-        """The fields of `grpojax.types.PerToken` that it sets in the rows, in `before` or `weigh`."""
+    def fills(cls, variant: Variant) -> tuple[str, ...]:
+        """The arrays that it fills in the rows, in `before` or `weigh`: some of ``arrays``, or of those that the
+        policy's loss reads (`grpojax.programs.policy_update.ARRAYS`)."""
         return ()
 
     @classmethod
@@ -190,28 +165,30 @@ class Part:
 
     # Once a step.
 
-    def on_rows(self, program: Program, minis: Sequence[PackedBatch], *weights: Any) -> list[Any]:
+    def on_rows(self, program: Program, minis: Sequence[Minibatch], *weights: Any) -> list[Any]:
         """Runs ``program(*weights, rows)`` on the rows of every minibatch. The results stay on the devices."""
-        return [self.policy.device.call(program, *weights, m.packed.rows) for m in minis]
+        return [self.policy.device.call(program, *weights, m.rows.bare) for m in minis]
 
-    def whole(self, minis: Sequence[PackedBatch], rows: Sequence[Any]) -> Tokens:
+    def whole(self, minis: Sequence[Minibatch], rows: Sequence[Any]) -> Tokens:
         """Results ``[M, B, R, S]`` of every minibatch as ``[P, G, T]`` on the host."""
-        return packed_batch.whole(self.policy.device, minis, rows)
+        return minibatch.whole(self.policy.device, minis, rows)
 
     def frozen(self, state: State) -> dict[str, Any]:
         """What its loss reads of the state and does not change, by role."""
         return {}
 
-    def replace(self, state: State, batch: RolloutBatch) -> RolloutBatch:
+    def replace(self, state: State, batch: Batch) -> Batch:
         """The samples as they are learned from."""
         return batch
 
-    def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        """Signals that need no rewards: fields of `grpojax.advantages.Signals`. It may also set arrays in the rows."""
-        return {}
+    def before(
+        self, state: State, minis: Sequence[Minibatch]
+    ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
+        """What needs no rewards: signals ``[P, G, T]`` on the host, and arrays of the rows that stay on the devices."""
+        return {}, {}
 
-    def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
-        """Signals that need the rewards: fields of `grpojax.advantages.Signals`, and metrics of the step.
+    def after(self, state: State, batch: Batch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+        """Signals that need the rewards, and metrics of the step.
 
         Args:
           state: the run's state before the step's first update.
@@ -220,20 +197,23 @@ class Part:
         """
         return {}, {}
 
-    def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
-        """Arrays ``[p, G, T]`` that go into the rows, by field of `grpojax.types.PerToken`, for each minibatch; and
-        metrics of the step. Runs on the host."""
-        return [{} for _ in weighed.places], {}
+    def weigh(self, batch: Batch) -> tuple[dict[str, Tokens], dict[str, float]]:
+        """Arrays ``[P, G, T]`` for the rows, by name, and metrics of the step. Runs on the host.
+
+        Args:
+          batch: with its advantages, and the signals of all parts.
+        """
+        return {}, {}
 
     def end_step(self, state: State, number: int) -> dict[str, Any]:
         """The part of the state that changes after the step, by role."""
         return {}
 
     def columns(self, signals: Mapping[str, Tokens]) -> dict[str, Tokens]:
-        """Columns of the samples file, a number for each token: ``[P, G, T]`` by name, from the signals of `before`."""
+        """Columns of the samples file, a number for each token: ``[P, G, T]`` by name, from the batch's signals."""
         return {}
 
-    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+    def flops(self, batch: Batch) -> dict[str, float]:
         """Useful FLOPs of the step, by phase (`grpojax.run.work.step_flops`)."""
         return {}
 

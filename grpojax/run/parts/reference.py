@@ -11,13 +11,13 @@ from grpojax.models import DecoderConfig, adapters
 from grpojax.programs import policy_state
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network, decoder_network, make_frozen_copy, refreshed
-from grpojax.run.batch import RolloutBatch
-from grpojax.run.packed_batch import PackedBatch
-from grpojax.run.parts.part import Part, State, read_shape
+from grpojax.run.batch import Batch
+from grpojax.run.minibatch import Minibatch
+from grpojax.run.parts.part import Declared, Part, State, read_shape
 from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
-from grpojax.types import Tokens
+from grpojax.types import Array, Tokens
 from grpojax.variants import Variant
 
 ROLE = "reference"
@@ -35,7 +35,13 @@ class Reference(Part):
       role: role of what the reference has of its own; that of the base if it has nothing.
     """
 
+    signals = {"ref_logps": Declared("P G T", "log-probs in nats by the reference; only if a KL is in the rewards")}
     passes = 1
+
+    @classmethod
+    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
+        """None: a variant is tried with the policy's own log-probs in place of the reference's."""
+        return {}
 
     @classmethod
     def compares(cls, variant: Variant) -> bool:
@@ -43,7 +49,7 @@ class Reference(Part):
         return variant.objective.kl_in != "loss"
 
     @classmethod
-    def rows(cls, variant: Variant) -> tuple[str, ...]:
+    def fills(cls, variant: Variant) -> tuple[str, ...]:
         return ("ref_logps",)
 
     def __init__(self, config: Config, shape: PolicyShape, read_shape: Callable[[str], DecoderConfig] = read_shape):
@@ -89,11 +95,12 @@ class Reference(Part):
     def _copy(self) -> Program:
         return make_frozen_copy(self.shape.compute, averaged=self.every > 0)
 
-    def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
+    def before(
+        self, state: State, minis: Sequence[Minibatch]
+    ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
         logps = [scores.logps for scores in self.on_rows(self.programs.score, minis, self._weights(state))]
-        for mini, rows in zip(minis, logps, strict=True):
-            mini.set(ref_logps=rows)
-        return {"ref_logps": self.whole(minis, logps)} if self.compares(self.variant) else {}
+        signals = {"ref_logps": self.whole(minis, logps)} if self.compares(self.variant) else {}
+        return signals, {"ref_logps": logps}
 
     def end_step(self, state: State, number: int) -> dict[str, Any]:
         if not self.every or number % self.every:
@@ -102,5 +109,5 @@ class Reference(Part):
         mix = self.config.train.reference_mix
         return {ROLE: self.policy.device.call(refresh, state[ROLE], state["policy"].params, mix)}
 
-    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+    def flops(self, batch: Batch) -> dict[str, float]:
         return {"score": forward_flops(self.shape.config, batch)}

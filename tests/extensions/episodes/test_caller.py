@@ -79,7 +79,7 @@ def train(name, directory, *overrides):
     return [row for row in rows if "reward" in row]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("extensions/episodes/test_caller.py::test_a_recipe_takes_a_step_from_episodes_of_the_policy")
 def test_a_policy_that_rarely_calls_learns_to(tmp_path):
     steps = train("calculator", tmp_path)
     assert 0.01 < steps[0]["episode/calling"] < 0.2 and steps[0]["reward"] < 0.3

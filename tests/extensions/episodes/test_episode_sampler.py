@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import flat_batches
 import jax
 import numpy as np
 import pytest
+from flat_batches import Flat
 from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts
 from short_blocks import blocks_of
 
@@ -14,10 +16,10 @@ from grpojax.extensions.episodes.episode_sampler import CHUNK
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, score
 from grpojax.models.weight_table import shardings
-from grpojax.programs import packing, state
+from grpojax.programs import state
 from grpojax.programs.policy import on_shards
 from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.types import PerToken, Rollout, TrainBatch
+from grpojax.types import Rollout
 
 EOS = (0, 1, 2, 3)
 CONFIG = SamplerConfig(group=5, max_tokens=61)
@@ -177,9 +179,9 @@ def test_a_first_turn_is_the_plain_sampler_s_bit_for_bit(decoder):
 
 def logps_of(decoder, prompts, out, compute=Compute()):  # noqa: B008
     """The trainer's log-probs ``[P, G, T]``."""
-    batch = TrainBatch(prompts=prompts, tokens=out.tokens, lengths=out.lengths, per_token=PerToken())
-    packed, layout = packing.pack(batch)
-    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    batch = Flat(prompts=prompts, tokens=out.tokens, lengths=out.lengths, arrays=dict())
+    packed, layout = flat_batches.pack(batch)
+    rows = jax.tree.map(lambda x: x[0], packed)
     return layout.unpack(np.asarray(score(*decoder, rows, compute).logps)[None])
 
 

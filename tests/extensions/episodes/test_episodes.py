@@ -121,7 +121,10 @@ def test_open_episodes_of_what_is_not_deterministic_are_counted_as_drawn_again(r
     assert "episode/replay_differs" not in second
 
 
-@pytest.mark.parametrize(("max_turns", "late", "devices"), [(4, None, 1), (4, 0, 8), (1, None, 1)])
+@pytest.mark.parametrize(
+    ("max_turns", "late", "devices"),
+    [pytest.param(4, None, 1, marks=pytest.mark.exhaustive), (4, 0, 8), (1, None, 1)],
+)
 def test_what_begins_again_is_drawn_by_the_same_random_numbers(recipe, tmp_path, monkeypatch, max_turns, late, devices):
     """Where the answers are the same, nothing differs, of others either; lost are first, later and last turns."""
     how = f"environment.max_turns={max_turns}", "rollout.max_turn_tokens=5"
@@ -337,14 +340,14 @@ def test_the_loss_is_of_the_policy_s_own_tokens(recipe, tmp_path, monkeypatch, v
     trainer.on_step = lambda problems, rollout: batches.append(rollout)
     assert trainer.run()
     *_, packed = [args[-1] for name, args in seen if "update" in name]
-    weights, own = np.asarray(packed.per_token.weights), batches[-1].sampled
-    assert (weights > 0).sum() == own.sum() < batches[-1].lengths.sum() == (np.asarray(packed.rows.segments) > 0).sum()
+    weights, own = np.asarray(packed.arrays["weights"]), batches[-1].sampled
+    assert (weights > 0).sum() == own.sum() < batches[-1].lengths.sum() == (np.asarray(packed.segments) > 0).sum()
     if variant == "grpo":  # the mean over samples of means over their own tokens
         each = np.repeat(1 / 32 / own.sum(-1).ravel(), own.sum(-1).ravel())
         np.testing.assert_allclose(np.sort(weights[weights > 0]), np.sort(each), rtol=1e-6)
     if "llds" in variant:  # its actions are turns
         starts = own & ~np.pad(own[..., :-1], ((0, 0), (0, 0), (1, 0)))
-        assert np.asarray(packed.per_token.action_starts).sum() == starts.sum() > 40
+        assert np.asarray(packed.arrays["action_starts"]).sum() == starts.sum() > 40
     _, samples = read_samples(tmp_path / "run", 3)
     assert all(s["rewards"]["tiny_run:length"] == s["length"] for s in samples)
     full = [24 if s["calls"] > len(s["turns"][1::2]) else len(s["ids"]) for s in samples]  # an answer had no place

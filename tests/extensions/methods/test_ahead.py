@@ -269,7 +269,7 @@ def test_the_last_step_draws_nothing_ahead(recipe, tmp_path):
     assert trainer.source.in_flight is None and trainer.source.source.drawn == 2
     assert "time/rollout_s" in tracking.read_metrics(tmp_path / "run")[-1]
     source = trainer.source.source
-    assert isinstance(source.collect(source.start()).rollout, Rollout)
+    assert isinstance(source.start().arrived().rollout, Rollout)
 
 
 @pytest.mark.slow

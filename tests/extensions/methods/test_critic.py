@@ -153,13 +153,14 @@ def test_the_bias_acts_on_the_next_advantages(recipe, tmp_path):
     told, plain = [], run.learner.weigh
 
     def weigh(minis, batch, signals):
-        weighed = plain(minis, batch, signals)
-        told.append((weighed, signals["token_bias"], [np.asarray(m.packed.per_token.critic_targets) for m in minis]))
-        return weighed
+        minis, batch, measured = plain(minis, batch, signals)
+        targets = [np.asarray(m.rows.arrays["critic_targets"]) for m in minis]
+        told.append(((batch.advantages, measured), signals["token_bias"], targets))
+        return minis, batch, measured
 
     run.learner.weigh = weigh
     assert run.run()
-    ((first, _, _), none, _), ((second, metrics, _), bias, _) = told
+    ((first, _), none, _), ((second, metrics), bias, _) = told
     assert not none.any() and np.abs(bias).max() > 0.01
     alone = second - bias
     assert np.abs(alone - alone[..., :1]).max() < 1e-5  # the sample's own, the same for all of its tokens

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flat_batches
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,11 +17,10 @@ from grpojax.extensions.methods import critic_model
 from grpojax.extensions.methods.critic_update import CriticModel, make_critic_score
 from grpojax.models import Compute, flops
 from grpojax.models.weight_table import shardings
-from grpojax.programs import packing, policy_update
+from grpojax.programs import policy_update
 from grpojax.programs.state import init_state
 from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
 from grpojax.run.programs import learner_of
-from grpojax.types import PerToken
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
 SHALLOW = dataclasses.replace(CONFIG, num_layers=1)
@@ -68,15 +68,15 @@ def plain_outputs(trunk, head, batch, at):
     return jnp.where(np.arange(most) < batch.lengths[..., None], chosen @ head, 0.0)
 
 
-def plain_loss(outputs, tokens: PerToken, loss):
+def plain_loss(outputs, tokens, loss):
     """By the formulas, on ``[P, G, T]``."""
-    w, target = tokens.weights, tokens.critic_targets
+    w, target = tokens["weights"], tokens["critic_targets"]
     if isinstance(loss, variants.BiasLoss):
         bias = outputs if loss.bound is None else loss.bound * jnp.tanh(outputs / loss.bound)
-        return ((tokens.critic_weights if loss.own_weights else w) * (loss.l2 * bias**2 - target * bias)).sum()
+        return ((tokens["critic_weights"] if loss.own_weights else w) * (loss.l2 * bias**2 - target * bias)).sum()
     squares = (outputs - target) ** 2
     if loss.clip is not None:
-        old = tokens.critic_outputs
+        old = tokens["critic_outputs"]
         near = (old + jnp.clip(outputs - old, -loss.clip, loss.clip) - target) ** 2
         squares = jnp.maximum(squares, near)
     return 0.5 * (w * squares).sum()
@@ -97,17 +97,17 @@ def plain_loss(outputs, tokens: PerToken, loss):
 def test_value_and_gradient_equal_those_of_a_plain_forward(name, frozen):
     at, loss = LOSSES[name]
     batch, model = example(p=3, g=5), CriticModel(config=SHALLOW, compute=Compute(), frozen=frozen, at=at, loss=loss)
-    packed, layout = packing.pack(batch)
+    packed, layout = flat_batches.pack(batch)
     part = jax.tree.map(lambda x: x[0], packed)
     params, plain_weights = model.weights(*start(SHALLOW))
 
     def plain(params):
         outputs = plain_outputs(*model.parts(params, plain_weights), batch, at)
-        return plain_loss(outputs, batch.per_token, loss), outputs
+        return plain_loss(outputs, batch.arrays, loss), outputs
 
     (want, outputs), want_grad = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
     (got, metrics), grad = jax.jit(jax.value_and_grad(model.objective, has_aux=True))(params, plain_weights, part)
-    said = layout.unpack(np.asarray(jax.jit(make_critic_score(model))(params, plain_weights, packed.rows)))
+    said = layout.unpack(np.asarray(jax.jit(make_critic_score(model))(params, plain_weights, packed)))
     np.testing.assert_allclose(said, outputs, atol=1e-5)
     np.testing.assert_allclose([got, metrics["loss"]], want, rtol=1e-5, atol=1e-5)
     assert len(jax.tree.leaves(grad)) == (1 if frozen else len(jax.tree.leaves(params)))
@@ -122,7 +122,7 @@ def test_the_bias_follows_the_advantage():
     model = CriticModel(config=SHALLOW, compute=Compute(), at="after", loss=variants.BiasLoss())
     sign = np.where(np.asarray(batch.tokens) % 2 == 0, 1.0, -1.0).astype(np.float32)
     batch = with_tokens(batch, critic_targets=sign)
-    packed, layout = packing.pack(batch)
+    packed, layout = flat_batches.pack(batch)
     trunk, _ = start(SHALLOW)
     params, _ = model.weights(trunk, jnp.zeros(CONFIG.hidden_size))
     rule, score = optax.adam(0.01), jax.jit(make_critic_score(model))
@@ -130,11 +130,11 @@ def test_the_bias_follows_the_advantage():
         init_state(params, rule, table=critic_model.CRITIC),
         jax.jit(make_update(model.objective, rule), donate_argnums=0),
     )
-    assert not np.asarray(score(state.params, {}, packed.rows)).any()  # the head starts at 0
+    assert not np.asarray(score(state.params, {}, packed)).any()  # the head starts at 0
     for _ in range(30):
         state, _ = update(state, {}, packed)
-    said = layout.unpack(np.asarray(score(state.params, {}, packed.rows)))
-    live = batch.per_token.weights > 0
+    said = layout.unpack(np.asarray(score(state.params, {}, packed)))
+    live = batch.arrays["weights"] > 0
     assert (np.sign(said) == sign)[live].mean() > 0.9
 
 
@@ -164,7 +164,7 @@ def train(sizes, *, frozen=False, updates=2, microbatches=1):
     step = update_program("update", make_joint_update(learners), compute)
     metrics = {}
     for i in range(updates):
-        packed, _ = packing.pack(example(i), shards=sharding.shards(mesh), microbatches=microbatches)
+        packed, _ = flat_batches.pack(example(i), shards=sharding.shards(mesh), microbatches=microbatches)
         states, metrics = step(states, plain, Real(mesh).put(packed, ROWS))
     return states, metrics, plain
 

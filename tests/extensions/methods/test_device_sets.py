@@ -55,9 +55,8 @@ def take_their_time(trainer, seconds):
         return dataclasses.replace(rollout, stopped=delay(rollout.stopped, seconds))
 
     def train_step(state, frozen, packed):
-        tokens = packed.per_token
-        tokens = dataclasses.replace(tokens, advantages=delay(tokens.advantages, seconds))
-        return plain_step(state, frozen, dataclasses.replace(packed, per_token=tokens))
+        later = delay(packed.arrays["advantages"], seconds)
+        return plain_step(state, frozen, packed.with_arrays({"advantages": later}))
 
     trainer.policy.sample = sample
     plain_step = spies.update_by(trainer, train_step)

@@ -32,11 +32,12 @@ def trainer(recipe, directory, teacher, *more, devices=1, eos_ids=()):
 
 def weighed(run):
     """``(advantages, metrics, batch, minibatches)`` of a step before its update."""
-    batch = run.source.next(1)
+    batch = run.source.next(1, run.source.begin(1))
     minis = run.learner.pack(batch)
     batch = batch.with_rewards()
-    advantages, told, _ = run.learner.weigh(minis, batch, run.learner.score(minis))
-    return advantages, told, batch, minis
+    minis, signals = run.learner.score(minis)
+    minis, batch, told = run.learner.weigh(minis, batch, signals)
+    return batch.advantages, told, batch, minis
 
 
 @pytest.mark.parametrize(

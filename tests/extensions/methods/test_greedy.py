@@ -32,7 +32,7 @@ def trainer(recipe, tmp_path_factory):
 def test_its_reward_is_the_baseline_and_without_one_nothing_is_learned(trainer):
     source, policy = trainer.source, trainer.policy
     problems = [trainer.problems[i] for i in (0, 7, 11, 13, 2, 29)]
-    judged = source.collect(source.draw(problems, 3)).with_rewards()
+    judged = source.draw(problems, 3).arrived().with_rewards()
     prompts = data.to_prompts(problems, 8)
     plain = SamplerConfig(group=1, temperature=0.0, max_tokens=7)
     greedy = policy.fetch(policy.sample(source.params(), prompts, jax.random.key(5), plain), 6)
@@ -57,8 +57,7 @@ def test_any_number_of_prompts_goes_over_the_shards(trainer):
     prompts, one = data.to_prompts(list(trainer.problems[:3]), 8), SamplerConfig(group=1, temperature=0.0, max_tokens=7)
 
     def sampled(prompts):
-        drawn = source.dispatch_any(source.params(), prompts, jax.random.key(0), one)
-        return drawn.fetch(trainer.policy, jax.block_until_ready)
+        return source.dispatch_any(source.params(), prompts, jax.random.key(0), one)(jax.block_until_ready)
 
     all_of_them = sampled(prompts)
     assert all_of_them.tokens.shape == (3, 1, 7)

@@ -152,7 +152,7 @@ from grpojax.extensions.methods import token_influence
 from grpojax.programs import packing
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.extensions.plan import planner
-from grpojax.types import PerToken, Prompts, TrainBatch
+from grpojax.types import Prompts
 
 config = DecoderConfig(
     family="qwen2", vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_layers=28, num_heads=28,
@@ -164,22 +164,22 @@ compute = Compute(dtype="bfloat16", mesh=mesh, platform="tpu")
 graph, network = decoder_network(config, None, mesh)
 params = abstract_state({"policy": network}, mesh)["policy"]
 zero = np.zeros(prompts, np.int32)
-batch = TrainBatch(
+batch = Flat(
     prompts=Prompts(tokens=np.zeros((prompts, longest), np.int32), lengths=zero + longest,
                     uids=zero.astype(np.uint32), first_sample=zero),
     tokens=np.zeros((prompts, samples, tokens), np.int32), lengths=np.full((prompts, samples), tokens, np.int32),
-    per_token=PerToken(),
+    arrays=dict(),
 )
-packed, _ = packing.pack(batch, shards=16, microbatches=16)
+packed, _ = flat_batches.pack(batch, shards=16, microbatches=16)
 
 def place(x):
     axes = None, "shard", *(None,) * (x.ndim - 2)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.named(mesh, axes))
 
-rows = packed.rows.tokens
+rows = packed.tokens
 args = rows.astype(np.int32), rows.astype(np.float32), np.zeros((2, 16, width), np.int32)
 program = jax.jit(functools.partial(token_influence.make_influence(graph, compute), group=samples))
-compiled = program.lower(params, jax.tree.map(place, packed.rows), *map(place, args)).compile()
+compiled = program.lower(params, jax.tree.map(place, packed), *map(place, args)).compile()
 print(compiled.memory_analysis().temp_size_in_bytes)
 """
 

@@ -5,10 +5,12 @@ import os
 import signal
 from collections import Counter, deque
 
+import flat_batches
 import jax
 import numpy as np
 import pytest
 import spies
+from flat_batches import Flat
 from runs import Trainer, numbers, plain_source
 
 from grpojax import data, variants
@@ -17,12 +19,12 @@ from grpojax.extensions.methods import partial
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import score
-from grpojax.programs import packing, sampler
+from grpojax.programs import sampler
 from grpojax.run import batch, checks, method, step_metrics
 from grpojax.run import recipe as config
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import RolloutConfig
-from grpojax.types import PerToken, Rollout, TrainBatch
+from grpojax.types import Rollout
 
 KINDS = {
     "plain": ("rollout.ahead=0",),
@@ -72,9 +74,9 @@ class Watched:
         """Of what a step learned from, under other weights."""
         problems, rollout = self.learned[step]
         prompts = data.to_prompts(problems, 8)
-        batch = TrainBatch(prompts=prompts, tokens=rollout.tokens, lengths=rollout.lengths, per_token=PerToken())
-        packed, layout = packing.pack(batch, full=True)
-        rows = jax.tree.map(lambda x: x[0], packed.rows)
+        batch = Flat(prompts=prompts, tokens=rollout.tokens, lengths=rollout.lengths, arrays=dict())
+        packed, layout = flat_batches.pack(batch, full=True)
+        rows = jax.tree.map(lambda x: x[0], packed)
         return layout.unpack(np.asarray(self._score(self.weights[version], rows))[None])
 
 
@@ -269,7 +271,7 @@ def draw(number):
 
 def in_flight_of(problems, passes, taken, version):
     given = {"problems": problems, "passes": passes, "versions": taken.continued(version)}
-    return partial.Continued(number=0, version=version, **given)
+    return batch.Batch(number=0, version=version, **given)
 
 
 def test_groups_keep_their_places_and_the_others_go_to_the_queue():
@@ -296,7 +298,7 @@ def test_groups_keep_their_places_and_the_others_go_to_the_queue():
         if version == 1:  # its first tokens are of version 0, those that came since of version 1
             assert rows.carried.versions[1].tolist() == [[0, 0, 0, 0], [0, 0, 1, 0]]
             assert rows.carried.versions[2].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
-            assert in_flight.oldest(rest).tolist() == [1, 0, 1]
+            assert partial.oldest(in_flight, rest).tolist() == [1, 0, 1]
     assert seen == [
         ([0, 1, 2], [0, 0, 0], [False] * 3),
         ([3, 1, 4], [1, 0, 1], [False, True, False]),
@@ -316,13 +318,13 @@ def some_groups():
     tokens = np.where(np.arange(5) < lengths[..., None], rng.integers(1, 9, (2, 3, 5)), 0).astype(np.int32)
     rollout = Rollout(tokens=tokens, logps=-tokens / np.float32(9), lengths=lengths, stopped=lengths < 5)
     total = np.float32([[1, 0, 1], [0, 0, 0]])
-    of_two = batch.RolloutBatch(
+    of_two = batch.Batch(
         problems=problems_of(0, 2), rollout=rollout, total=total, reward=total, by_name={"acc": total}, invalid={},
         signals={"step_rewards": np.full((2, 3, 5), np.nan, np.float32)},
     )  # fmt: skip
     which = np.array([True, False, True])
     wide = jax.tree.map(lambda x: np.insert(x, 1, 7, 0), rollout)
-    of_three = batch.RolloutBatch(problems=problems_of(0, 1, 2), rollout=partial.only(wide, which))
+    of_three = batch.Batch(problems=problems_of(0, 1, 2), rollout=partial.only(wide, which))
     return of_two, partial.among(of_two, which, of_three), which
 
 

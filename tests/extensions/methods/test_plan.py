@@ -26,7 +26,7 @@ PLAN = "rollout.sample_allocation={probe: 2, phases: 3, most: 7}"
 def drawn(recipe, directory, problems, *overrides, devices=1, number=3):
     trainer = Trainer(load(recipe, directory, *overrides), devices=devices)
     source = trainer.source
-    judged = source.collect(source.draw([trainer.problems[i] for i in problems], number)).with_rewards()
+    judged = source.draw([trainer.problems[i] for i in problems], number).arrived().with_rewards()
     trainer.close()
     return judged
 
@@ -94,7 +94,7 @@ def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
     trainer.learner.weigh = lambda *args: advantages.append(weigh(*args)) or advantages[-1]
     sums, update = [], trainer.learner.update
     trainer.learner.update = lambda minis, *rest, **options: (
-        sums.extend(float(m.packed.per_token.weights.sum()) for m in minis) or update(minis, *rest, **options)
+        sums.extend(float(m.rows.arrays["weights"].sum()) for m in minis) or update(minis, *rest, **options)
     )
     assert trainer.run()
     np.testing.assert_allclose(sums, np.ones(6), atol=1e-6)
@@ -110,7 +110,7 @@ def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
     rows = read_samples(tmp_path / "run", 1)[1]
     assert len(rows) == 24 and all(row["length"] and row["reward"] is not None for row in rows)
     counts = collections.Counter(row["uid"] for row in rows)
-    assert len(set(counts.values())) > 1 and advantages[0][0].shape == (6, 8, 7)
+    assert len(set(counts.values())) > 1 and advantages[0][1].advantages.shape == (6, 8, 7)
     assert all(np.isfinite(line["loss"]) for line in lines) and max(line["grad_norm"] for line in lines) > 0
 
 

@@ -23,7 +23,7 @@ def advantages(recipe, directory, rewards, *overrides, number=3):
     """Of one rollout: tokens, lengths, what the learner would weigh by, and the samples."""
     trainer = Trainer(load(recipe, directory, rewards, *overrides))
     source = trainer.source
-    judged = source.collect(source.draw(list(trainer.problems[:5]), number)).with_rewards()
+    judged = source.draw(list(trainer.problems[:5]), number).arrived().with_rewards()
     trainer.close()
     mask = np.asarray(masked.from_lengths(judged.rollout.lengths, 7))
     signals = Signals(mask=mask, **judged.signals)

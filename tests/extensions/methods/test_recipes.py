@@ -95,7 +95,7 @@ def test_every_recipe_is_told_apart():
     assert set(OTHERS) == EXPECTED.keys() | {"llds"}
 
 
-@pytest.mark.in_ci("grpo_process", "gt_likelihood", "llds", "nthr", "ppo", "remax", "xrpo")
+@pytest.mark.in_ci("grpo_process", "gt_likelihood", "nthr", "xrpo")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_recipe_learns_from_its_own_numbers(name, recipe, tmp_path):

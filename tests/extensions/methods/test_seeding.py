@@ -59,7 +59,7 @@ def test_a_failed_probe_is_followed_by_samples_of_the_seeded_prompt(seeded):
     """Each the same as a group of the prompt with its exemplars gives at that number; the others are as without."""
     source = seeded.source
     problems = [seeded.problems[i] for i in (*FAILS, *PASSES)]
-    drawn = source.collect(source.draw(problems, 3))
+    drawn = source.draw(problems, 3).arrived()
     judged = drawn.with_rewards()
     before = [source._exemplars.before(p) for p in problems]
     plain, after = alone(source, problems), alone(source, before)
@@ -85,7 +85,7 @@ def alone(source, problems):
     first = source.prompts([dataclasses.replace(p, uid=i) for i, p in enumerate(problems)], 0)
     prompts = dataclasses.replace(first, uids=np.array([p.uid for p in problems], np.uint32))
     drawn = source.dispatch_any(source.params(), prompts, source.key(3), sampler_of(source.config, 16))
-    return drawn.fetch(source.policy, jax.block_until_ready)
+    return drawn(jax.block_until_ready)
 
 
 def first_lengths(rollout, problems):
@@ -98,7 +98,7 @@ def test_without_solved_problems_nothing_is_seeded(seeded, monkeypatch):
     source = seeded.source
     monkeypatch.setattr(source._exemplars, "_pool", {})
     problems = [seeded.problems[i] for i in (*FAILS, *PASSES)]
-    judged = source.collect(source.draw(problems, 3)).with_rewards()
+    judged = source.draw(problems, 3).arrived().with_rewards()
     assert not judged.seeded.any() and judged.failed is None and (judged.rollout.lengths > 0).sum() == 24
 
 
@@ -107,7 +107,7 @@ def test_exemplars_that_never_fit_are_told(seeded, monkeypatch, caplog):
     source = seeded.source
     monkeypatch.setattr(source._exemplars, "_longest", 10)
     problems = [seeded.problems[i] for i in (*FAILS, *PASSES)]
-    judged = source.collect(source.draw(problems, 3)).with_rewards()
+    judged = source.draw(problems, 3).arrived().with_rewards()
     assert not judged.seeded.any()
     assert re.search("no exemplar can be put before any of [1-6] prompts: raise data.max", caplog.text)
 
@@ -123,8 +123,8 @@ def run(recipe, tmp_path_factory):
 
     def scored(minis):
         for m in minis:
-            own = score(trainer.learner.state["policy"].params, m.packed.rows).logps
-            off = np.abs(np.asarray(own) - np.asarray(m.packed.per_token.sampler_logps))
+            own = score(trainer.learner.state["policy"].params, m.rows.bare).logps
+            off = np.abs(np.asarray(own) - np.asarray(m.rows.arrays["sampler_logps"]))
             apart.append(off[m.layout.index >= 0].max())
         return score_all(minis)
 

@@ -13,7 +13,7 @@ from grpojax.extensions.methods.true_answers import Answers, TrueAnswers, _Found
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
-from grpojax.run.batch import RolloutBatch
+from grpojax.run.batch import Batch
 from grpojax.run.sections import TrainConfig
 from grpojax.run.step_metrics import of_drawn
 from grpojax.types import Rollout
@@ -55,7 +55,7 @@ def texts(batch, policy):
 class Step:
     """What became of a step; ``old`` and ``ref`` are log-probs ``[P, G, T]``."""
 
-    batch: RolloutBatch
+    batch: Batch
     want: dict
     old: np.ndarray
     ref: np.ndarray
@@ -67,15 +67,15 @@ def step_of(trainer):
     """The first step of a run, with its updates."""
     try:
         learner = trainer.learner
-        batch = learner.replace(trainer.source.next(1))
-        (mini,) = minis = learner.pack(batch)
-        signals = learner.score(minis)
-        rows = mini.packed.per_token
-        assert rows.sampler_logps is None
-        old, ref = (mini.layout.unpack(np.asarray(x)) for x in (rows.old_logps, rows.ref_logps))
-        advantages, _, _ = learner.weigh(minis, batch, signals)
+        batch = learner.replace(trainer.source.next(1, trainer.source.begin(1)))
+        minis = learner.pack(batch)
+        (mini,), signals = learner.score(minis)
+        rows = mini.rows.arrays
+        assert "sampler_logps" not in rows
+        old, ref = (mini.layout.unpack(np.asarray(rows[name])) for name in ("old_logps", "ref_logps"))
+        minis, batch, _ = learner.weigh([mini], batch, signals)
         owed = learner.update(minis, 1)
-        return Step(batch, texts(batch, trainer.policy), old, ref, advantages, owed)
+        return Step(batch, texts(batch, trainer.policy), old, ref, batch.advantages, owed)
     finally:
         trainer.close()
 
@@ -202,10 +202,11 @@ def test_samples_that_were_not_replaced_are_refused(recipe, tmp_path):
     """As by a command that brings its own samples."""
     trainer = trainer_of(recipe, tmp_path, SPLICED)
     try:
-        batch = trainer.source.next(1)
+        batch = trainer.source.next(1, trainer.source.begin(1))
         minis = trainer.learner.pack(batch)
         with pytest.raises(UserError, match="as they are: set variant.train_on=sampled"):
-            trainer.learner.weigh(minis, batch.with_rewards(), trainer.learner.score(minis))
+            minis, signals = trainer.learner.score(minis)
+            trainer.learner.weigh(minis, batch.with_rewards(), signals)
     finally:
         trainer.close()
 
@@ -222,7 +223,7 @@ def test_a_cut_sample_that_weighs_nothing_stays_as_it_was_drawn():
         mask=np.ones((1, 2, size), bool), markers=np.ones((1, 2), np.int32), stopped=np.ones((1, 2), bool),
     )  # fmt: skip
     zero = np.zeros((1, 2), np.float32)
-    batch = RolloutBatch(problems=[], rollout=drawn, total=zero, reward=zero, by_name={}, invalid={},
+    batch = Batch(problems=[], rollout=drawn, total=zero, reward=zero, by_name={}, invalid={},
                          dropped=np.zeros(1, bool))  # fmt: skip
     for truncated, want in (("mask", [7, 5]), ("train", [7, 7])):
         part = SimpleNamespace(

@@ -23,7 +23,7 @@ from grpojax.extensions.methods.true_answers import (
 from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
 from grpojax.run import recipe as config
-from grpojax.run.packed_batch import whole
+from grpojax.run.minibatch import whole
 from grpojax.types import Rollout
 
 
@@ -107,7 +107,7 @@ def trainer_of(recipe, directory, variant, *more, devices=1, eos_ids=None):
 
 def late(trainer):
     """A rollout's likelihoods, what is logged of them, and the samples."""
-    batch = trainer.source.next(1).with_rewards()
+    batch = trainer.source.next(1, trainer.source.begin(1)).with_rewards()
     made, logged = trainer.learner.signals_after_rewards(batch, batch.total)
     return made["likelihood"], logged, batch
 
@@ -133,7 +133,7 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
     try:
         learner, likelihood = trainer.learner, []
         for step in range(12):
-            batch = trainer.source.next(1).with_rewards()
+            batch = trainer.source.next(1, trainer.source.begin(1)).with_rewards()
             lengths = np.minimum(batch.rollout.lengths, 2 * step + 1)
             fails = np.arange(8)[:, None] > step * 5 % 8
             batch = dataclasses.replace(
@@ -155,8 +155,10 @@ def check_too_long(trainer):
     long = ~np.isfinite(got)
     assert logged["ground_truth/too_long"] == long.sum() and 0 < long.sum() < long.size - 8
     minis = learner.pack(batch)
-    advantages, _, _ = learner.weigh(minis, batch, learner.score(minis))
-    weights = whole(policy.device, minis, [m.packed.per_token.weights for m in minis])
+    minis, signals = learner.score(minis)
+    minis, batch, _ = learner.weigh(minis, batch, signals)
+    advantages = batch.advantages
+    weights = whole(policy.device, minis, [m.rows.arrays["weights"] for m in minis])
     assert not advantages[long].any() and not weights[long].any() and weights[~long].any(-1).all()
     sums = np.where(long, 0, advantages[..., 0]).sum(1)
     np.testing.assert_allclose(sums, 0, atol=1e-5)
@@ -172,7 +174,7 @@ def test_likelihood_is_that_of_transformers(recipe, tmp_path):
         want = expected(recipe, batch, trainer.policy.tokenizer, marker="e")
         lengths = batch.rollout.lengths
         least = flops.forward_flops(trainer.policy.config, [len(p.ids) for p in batch.problems], lengths)
-        assert trainer.learner.work(batch, lengths, 1)["late"] > least
+        assert trainer.learner.work(dataclasses.replace(batch, taught=lengths), 1)["late"] > least
         np.testing.assert_allclose(got, want, rtol=2e-4)
         texts = [
             trainer.policy.texts([batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist()])[0]
@@ -309,9 +311,7 @@ def test_answers_weigh_less_in_llds_alone(monkeypatch):
     answer = np.array([[[False, False, True]] * 2])
     monkeypatch.setattr(displacement, "answer_tokens", lambda *given: answer)
     part = SimpleNamespace(variant=variants.llds(answer_weight=0.25), policy=SimpleNamespace(tokenizer=None))
-    weighed = SimpleNamespace(
-        batch=SimpleNamespace(rollout=None), advantages=advantages, live=live, places=[np.arange(1)]
-    )  # fmt: skip
-    (rows,), _ = displacement.Displacement.weigh(part, weighed)
+    batch = SimpleNamespace(rollout=None, advantages=advantages, live=live, minibatches=[np.arange(1)])
+    rows, _ = displacement.Displacement.weigh(part, batch)
     assert set(rows) == {"displacement_weights"}
     np.testing.assert_allclose(rows["displacement_weights"][0], [[1 / 3, 1 / 3, 1 / 12], [0, 0, 0]], rtol=1e-6)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flat_batches
 import jax
 import numpy as np
 from plain_decoder import MIXTURE, ragged_batch, random_decoder
@@ -12,7 +13,7 @@ from grpojax.extensions.plan import hlo
 from grpojax.models import Compute, decoder, score
 from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
-from grpojax.programs import packing, policy_update, state
+from grpojax.programs import policy_update, state
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.update import make_update, update_program
 
@@ -25,8 +26,8 @@ EIGHT = dataclasses.replace(MIXTURE, experts=Experts(count=8, chosen=2, size=14)
 def test_gradients_of_experts_are_scattered_and_those_of_tokens_summed_once_a_token():
     """No shard gets the whole gradient of its experts. The shards of ``tensor`` add up ``[N, D]``, not ``[N k, D]``."""
     config = dataclasses.replace(MIXTURE, experts=Experts(count=8, chosen=4, size=32))
-    packed, _ = packing.pack(ragged_batch(np.random.default_rng(3), p=8), shards=4)
-    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    packed, _ = flat_batches.pack(ragged_batch(np.random.default_rng(3), p=8), shards=4)
+    rows = jax.tree.map(lambda x: x[0], packed)
     graph, params = random_decoder(config)
     mesh = sharding.make_mesh(MESH)
     params = jax.device_put(params, shardings(params, mesh))
@@ -52,7 +53,7 @@ def test_an_update_never_gathers_experts_over_their_own_axis():
     for moment in jax.tree.leaves(learner):
         assert len(moment.shape) < 4 or moment.sharding.shard_shape(moment.shape)[1] == 1
     batch = ragged_batch(np.random.default_rng(3), p=8)
-    packed, _ = packing.pack(batch, shards=8)
+    packed, _ = flat_batches.pack(batch, shards=8)
     graph = decoder.abstract(config)[0]
     compute = Compute(mesh=mesh, experts="grouped")
     loss = policy_update.policy_objective(graph, losses.Objective(), compute, balance_coef=0.0)

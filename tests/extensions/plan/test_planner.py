@@ -6,11 +6,13 @@ import json
 import types
 from pathlib import Path
 
+import flat_batches
 import jax
 import numpy as np
 import pytest
 import tpu_compiler
 import tpu_plans
+from flat_batches import Flat
 
 from grpojax import sharding
 from grpojax.cli import main as cli
@@ -24,13 +26,12 @@ from grpojax.models import Compute, DecoderConfig, dispatch, flops
 from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import ModelConfig
 from grpojax.models.decoder_config import Experts
-from grpojax.programs import packing
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy_update import policy_objective
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.programs.update import make_update
 from grpojax.run import recipe as recipes
-from grpojax.types import PerToken, Prompts, TrainBatch
+from grpojax.types import Prompts
 
 CONFIG = DecoderConfig(
     family="qwen2", vocab_size=4096, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=4,
@@ -60,7 +61,7 @@ def pack(batch, **how):
     lengths = np.random.default_rng(0).exponential(batch.tokens.shape[2] / 5, batch.lengths.shape).astype(int)
     batch = dataclasses.replace(batch, lengths=lengths.clip(1, batch.tokens.shape[2]))
     packed, layout = whole(batch, **{**how, "least": 1024})
-    print(json.dumps([packed.rows.tokens.shape, [x.shape for x in packed.rows.gather]]))
+    print(json.dumps([packed.tokens.shape, [x.shape for x in packed.gather]]))
     return packed, layout
 
 with mock.patch.object(blocks, "pack", pack):
@@ -294,7 +295,7 @@ def test_what_reads_rows_of_minibatches_is_there_for_both_of_their_sizes():
         for name in ("update", "score", "reference score", "critic", "critic update")
     }
     rows = {
-        name: getattr(call.args[-1], "rows", call.args[-1]).tokens.shape
+        name: call.args[-1].tokens.shape
         for name, call in calls.items()
         if f"ragged {name}" in calls or name.startswith("ragged ")
     }
@@ -340,7 +341,7 @@ def test_a_supervised_recipe_has_its_update_and_scores():
         assert list(calls) == names
         assert sum(planner.kept(state).values()) == plan_compile.per_chip(calls["update"].own)
         part = calls["update"].args[2]
-        assert getattr(part, "packed", part).rows.tokens.shape == shape
+        assert getattr(part, "rows", part).tokens.shape == shape
         for call in calls.values():
             call.program.trace(*call.args)
     with pytest.raises(UserError, match="train.batch_size=16 does not divide over 8.*multiple of 24"):
@@ -409,7 +410,7 @@ def test_compiled_update_holds_no_logits():
     graph, network = decoder_network(config, optimizer)
     state = abstract_state({"policy": network})["policy"]
     full = np.ones((4, 4, 64), np.float32)
-    batch = TrainBatch(
+    batch = Flat(
         prompts=Prompts(
             tokens=np.zeros((4, 8), np.int32),
             lengths=np.full(4, 8, np.int32),
@@ -418,9 +419,9 @@ def test_compiled_update_holds_no_logits():
         ),
         tokens=full.astype(np.int32),
         lengths=np.full((4, 4), 64, np.int32),
-        per_token=PerToken(advantages=full, weights=full),
+        arrays=dict(advantages=full, weights=full),
     )
-    packed, _ = packing.pack(batch)
+    packed, _ = flat_batches.pack(batch)
     update = jax.jit(
         make_update(policy_objective(graph, Objective(), Compute(), entropy=True), optimizer), donate_argnums=0
     )
@@ -510,16 +511,16 @@ def test_the_batch_is_the_trainers():
     call, packed = batch(4)
     assert call.args[1].tokens.shape == (8, 64)
     assert call.program.fn.keywords["config"].group == 4
-    assert packed.rows.tokens.shape == (1, 8, 4, 128)
+    assert packed.tokens.shape == (1, 8, 4, 128)
     # advantages, weights, and the log-probs of reference and sampler
     assert [x.shape for x in jax.tree.leaves(packed) if x.dtype == np.float32] == 4 * [(1, 8, 4, 128)]
-    assert packed.rows.prompts.sharding.shard_shape(packed.rows.prompts.shape) == (1, 1, 1, 64)
+    assert packed.prompts.sharding.shard_shape(packed.prompts.shape) == (1, 1, 1, 64)
     _, packed = batch(16, "train.minibatches=2", "train.microbatches=4")
-    assert packed.rows.tokens.shape == (4, 8, 2, 128)
+    assert packed.tokens.shape == (4, 8, 2, 128)
     # with several updates also those of the policy before them
     assert sum(x.dtype == np.float32 for x in jax.tree.leaves(packed)) == 5
     _, packed = batch(4, "train.ppo_epochs=2")
-    assert packed.per_token.old_logps is not None
+    assert packed.arrays["old_logps"] is not None
     with pytest.raises(UserError, match="5 prompts of a batch"):
         batch(15, "train.minibatches=3")
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flat_batches
 import jax
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from plain_decoder import ragged_batch, random_decoder, with_tokens
 from grpojax import losses
 from grpojax.extensions.plan.plan_shapes import SHAPES
 from grpojax.models import Compute
-from grpojax.programs import optimizer, packing, policy_update, state
+from grpojax.programs import optimizer, policy_update, state
 from grpojax.programs.update import make_update
 
 
@@ -50,5 +51,5 @@ def test_a_model_with_the_ratios_of_a_published_one_learns(name):
     tx = optimizer.make_optimizer(optimizer.OptimizerConfig(name="sgd", b1=0.0), 10)
     loss = policy_update.policy_objective(graph, losses.Objective(), Compute())
     update = jax.jit(make_update(loss, tx), donate_argnums=0)
-    learner, metrics = update(state.init_state(params, tx), {}, packing.pack(batch)[0])
+    learner, metrics = update(state.init_state(params, tx), {}, flat_batches.pack(batch)[0])
     assert int(learner.step) == 1 and metrics["skipped"] == 0 < metrics["grad_norm"]

@@ -13,7 +13,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import hf
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
+@pytest.mark.parametrize("kind", [pytest.param("sft", marks=pytest.mark.exhaustive), "dpo"])
 def test_supervised_runs_learn_factors_and_go_on(recipe, tmp_path, kind):
     recipes = answered_runs.make(tmp_path, recipe.parent)
 

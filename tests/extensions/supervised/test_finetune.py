@@ -254,7 +254,7 @@ def test_answers_of_tools_are_read_and_not_learned(recipes, tmp_path):
     np.testing.assert_allclose(sums[3, 0], sums[2, 0] + sums[0, 0] - sums[1, 0], atol=1e-4)
     batch = teaching.to_batch([played] * 8, run.shapes)
     part, layout = run.teaching.part(batch, run.shapes, np.zeros((8, run.shapes.group)))
-    weights = layout.unpack(np.asarray(part.per_token.weights))[0, 0]
+    weights = layout.unpack(np.asarray(part.arrays["weights"]))[0, 0]
     assert np.flatnonzero(weights).tolist() == [0, n - 1]
     run.close()
 

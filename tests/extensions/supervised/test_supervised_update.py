@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flat_batches
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ from grpojax.extensions.supervised import programs, supervised_update
 from grpojax.models import Compute
 from grpojax.models.weight_table import shardings
 from grpojax.programs import optimizer as opt
-from grpojax.programs import packing, state
+from grpojax.programs import state
 from grpojax.programs.policy import PolicyShape, Sampling
 from grpojax.programs.update import make_update, update_program
 
@@ -32,7 +33,7 @@ def answers(p=8, g=2, how="token_mean", seed=0):
     mask = np.asarray(masked.from_lengths(lengths, batch.tokens.shape[2]))
     batch = dataclasses.replace(batch, lengths=lengths.astype(np.int32), tokens=np.where(mask, batch.tokens, 0))
     weights = np.asarray(losses.loss_weights(mask, how, count_empty=False))
-    return dataclasses.replace(batch, per_token=dataclasses.replace(batch.per_token, advantages=None, weights=weights))
+    return with_tokens(batch, advantages=None, weights=weights)
 
 
 def pairs(p=8, seed=0):
@@ -41,18 +42,22 @@ def pairs(p=8, seed=0):
     batch = ragged_batch(rng, p=p, g=2, vocab=56)
     sign = np.broadcast_to(np.array([[1.0], [-1.0]], np.float32), batch.tokens.shape)
     reference = -4.0 * batch.lengths + rng.normal(size=(p, 2))
-    return with_tokens(batch, advantages=sign, weights=None), reference.astype(np.float32), np.arange(p) / 17.0
+    return (
+        with_tokens(batch, sign=sign, advantages=None, weights=None),
+        reference.astype(np.float32),
+        np.arange(p) / 17.0,
+    )
 
 
 def part_of(kind, *, shards=1, microbatches=1, gather=False):
     """What the loss of a kind reads."""
     how = {"shards": shards, "microbatches": microbatches}
     if kind == "sft":
-        return packing.pack(answers(), gather=gather, **how)[0]
+        return flat_batches.pack(answers(), gather=gather, **how)[0]
     batch, *rest = pairs()
     reference, weights = (supervised_update.by_prompts(np.float32(x), **how) for x in rest)
-    packed, _ = packing.pack(batch, gather=gather, **how)
-    return supervised_update.Pairs(packed=packed, reference=reference, weights=weights)
+    packed, _ = flat_batches.pack(batch, gather=gather, **how)
+    return supervised_update.Pairs(rows=packed, reference=reference, weights=weights)
 
 
 def objective(kind, graph, compute):
@@ -108,7 +113,7 @@ def test_the_update_is_the_gradient_of_the_plain_cross_entropy(whole):
     graph, params = random_decoder(CONFIG)
 
     def plain(params):
-        return -(batch.per_token.weights * plain_batch(graph, params, batch)[0]).sum()
+        return -(batch.arrays["weights"] * plain_batch(graph, params, batch)[0]).sum()
 
     loss, gradient = jax.jit(jax.value_and_grad(plain))(params)
     after, metrics = whole["sft"]
@@ -153,7 +158,7 @@ def test_the_loss_and_its_gradient_are_transformers(tmp_path):
     batch = ragged_batch(np.random.default_rng(5), p=3, g=2, vocab=94)
     mask = np.asarray(masked.from_lengths(batch.lengths, batch.tokens.shape[2]))
     batch = with_tokens(batch, advantages=None, weights=np.asarray(losses.loss_weights(mask, "token_mean")))
-    packed, _ = packing.pack(batch)
+    packed, _ = flat_batches.pack(batch)
     run = jax.jit(
         jax.value_and_grad(supervised_update.sft_objective(graph, Compute()), has_aux=True),
         compiler_options=quick_xla.OPTIONS,
