@@ -6,6 +6,7 @@ from flax import nnx
 from runs import numbers
 
 from grpojax.models import hf
+from grpojax.programs import policy_state
 from grpojax.run import recipe as config
 
 RANK = ("model.adapter.rank=4", "model.adapter.alpha=8", "optimizer.learning_rate=0.02")
@@ -28,6 +29,6 @@ def check_both(recipe, directory, *overrides, most=1e-4, merged=True):
     lines = [line for line in numbers(directory) if "reward" in line]
     assert lines[-1]["grad_norm"] > 0 and all(line["skipped_updates"] == 0 for line in lines)
     assert lines[-1]["sampling/logp_difference_max"] < most
-    sampled = jax.tree.leaves(run.policy.reshard(run.learner.weights))
-    shared = [x for x in jax.tree.leaves(run.learner.state["base"]) if any(x is y for y in sampled)]
+    sampled = jax.tree.leaves(run.policy.reshard(policy_state.weights(run.state.networks)))
+    shared = [x for x in jax.tree.leaves(run.state.networks["base"]) if any(x is y for y in sampled)]
     assert bool(shared) == (not merged) and (not shared or len(sampled) - len(shared) == 14)

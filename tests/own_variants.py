@@ -40,8 +40,8 @@ class Learns(Part):  # a number for each token, which learns what samples with i
     def make(self, learning):
         return {"bias of tokens": Program("bias of tokens", lambda params, rows: params["bias"][rows.tokens])}
 
-    def before(self, state, minis):
-        said = self.on_rows(self.programs.parts["bias of tokens"], minis, state["mine"].params)
+    def before(self, networks, minis):
+        said = self.on_rows(self.programs.parts["bias of tokens"], minis, networks["mine"].params)
         return {"bias": self.whole(minis, said)}, {}
 
 class Another(Learns):
@@ -79,15 +79,15 @@ class Luck(Part):
     signals = {"luck": Declared("P G", "a number")}
 
 class Misnamed(Luck):  # a signal that it does not declare
-    def after(self, state, batch, counted):
+    def after(self, networks, batch, counted):
         return {"lukc": counted}, {}
 
 class OfTokens(Luck):  # a signal of another shape than it declares
-    def after(self, state, batch, counted):
+    def after(self, networks, batch, counted):
         return {"luck": batch.rollout.logps}, {}
 
 class ReadByNobody(Luck):  # an array that no loss reads
-    def after(self, state, batch, counted):
+    def after(self, networks, batch, counted):
         return {"luck": 0 * counted}, {}
 
     def weigh(self, batch):

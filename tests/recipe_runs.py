@@ -101,16 +101,16 @@ def _watched(learner):
     steps = []
     plain_weigh, plain_update = learner.weigh, learner.update
 
-    def weigh(minis, batch, signals):
-        minis, batch, told = plain_weigh(minis, batch, signals)
+    def weigh(networks, minis, batch, signals):
+        minis, batch, told = plain_weigh(networks, minis, batch, signals)
         steps.append(_step(learner, minis, batch, batch.signals))
         np.testing.assert_array_equal(steps[-1].advantages, np.where(steps[-1].weights > 0, batch.advantages, 0.0))
         return minis, batch, told
 
     def update(*given, **options):
-        owed = plain_update(*given, **options)
+        state, owed = plain_update(*given, **options)
         steps[-1].norms = [float(x) for x in jax.device_get([o["grad_norm"] for o in owed if "grad_norm" in o])]
-        return owed
+        return state, owed
 
     learner.weigh, learner.update = weigh, update
     return steps
@@ -142,8 +142,9 @@ def weighed(trainer):
     try:
         batch = batch.with_rewards()
         minis = learner.pack(batch)
-        minis, signals = learner.score(minis)
-        minis, batch, _ = learner.weigh(minis, batch, signals)
+        networks = trainer.state.networks
+        minis, signals = learner.score(networks, minis)
+        minis, batch, _ = learner.weigh(networks, minis, batch, signals)
         return _step(learner, minis, batch, signals)
     finally:
         trainer.close()

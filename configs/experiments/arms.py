@@ -22,7 +22,7 @@ class Chance(Part):
 
     signals = {"chance": Declared("P G", "a random number for each sample")}
 
-    def after(self, state, batch, counted):
+    def after(self, networks, batch, counted):
         # It depends only on the step's samples, so that a resumed run, or one on other devices, draws the same.
         seed = zlib.crc32(np.ascontiguousarray(batch.rollout.tokens).tobytes())
         return {"chance": np.random.default_rng(seed).random(counted.shape, np.float32)}, {}

@@ -10,7 +10,7 @@ from grpojax.programs import batch_shards, kv_cache, packing
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.programs.policy import Policy
 from grpojax.run.recipe import Config
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.run.sections import RolloutConfig
 
 SMALLER = "lower optimizer.learning_rate or optimizer.grad_clip"  # the remedy for gradients that are not finite
@@ -159,11 +159,10 @@ def finite(number: int, skipped: float, in_a_row: int, *, most: int, remedy: str
         )
 
 
-def length(config: Config, state: RunState) -> None:
-    """Raises `UserError` if a run is already beyond its present end; notes the end in ``state``."""
+def length(config: Config, state: State) -> None:
+    """Raises `UserError` if a run is already beyond its present end."""
     done, steps, tokens = state.step, config.train.steps, config.train.tokens
     if steps is not None and done > steps:
         raise UserError(f"train.steps={steps}: the run in {config.run.dir} is at step {done} already")
     if tokens is not None and state.sampled_tokens >= tokens and state.budget not in (None, tokens):
         raise UserError(f"train.tokens={tokens}: the run in {config.run.dir} has drawn {state.sampled_tokens} already")
-    state.budget = tokens

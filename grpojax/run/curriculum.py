@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from grpojax import allocation, data
 from grpojax.host.console import log
 from grpojax.host.on_host import on_host
 from grpojax.run.batch import Batch, success_of
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.run.sections import RetireConfig
 
 
@@ -37,7 +38,7 @@ class Curriculum:
         *,
         retire: RetireConfig | None,
         deciding: str,
-        state: RunState,
+        state: State,
     ):
         self._retire, self._deciding = retire, deciding
         self._plain = data.Batches(problems, size, seed, problems.weights)
@@ -47,11 +48,11 @@ class Curriculum:
             self._passes = tuple(data.Pass(**p) for p in state.passes or ()) or self._batches.begin()
         self._solved: dict[int, int] = dict(state.solved or ())
 
-    def write(self, state: RunState) -> None:
-        """Stores what the next problems depend on besides the rollout's number."""
-        if self._retire is not None:
-            state.passes = [dataclasses.asdict(p) for p in self._passes]
-            state.solved = sorted(self._solved.items())
+    def saved(self) -> dict[str, Any]:
+        """What the next problems depend on besides the rollout's number: fields of `State`."""
+        if self._retire is None:
+            return {}
+        return {"passes": [dataclasses.asdict(p) for p in self._passes], "solved": sorted(self._solved.items())}
 
     def draw(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
         """The problems of the rollout of that number, and the pass over its source that each belongs to."""

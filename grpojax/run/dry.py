@@ -27,7 +27,7 @@ from grpojax.run.minibatch import Minibatch, room
 from grpojax.run.parts.part import Part, read_shape
 from grpojax.run.programs import Programs, learning_of, make_programs
 from grpojax.run.recipe import Config
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.types import Rollout, Tokens
 
 Phase = Literal["rollout", "scores", "update", "between", "evaluation"]
@@ -96,7 +96,7 @@ class DryRun:
         self.learner = _Learner(self.policy, programs, config.method, config.train, **how)  # pyrefly: ignore
         self.learner.longest = longest
         self.state = self._new() if state is None else state
-        self.learner.state, self.rewards = {**self.state}, _Rewards(config)
+        self.rewards = _Rewards(config)
 
     def _new(self) -> dict[str, Any]:
         networks = policy_state.networks(self._shape, self.learner.programs.optimizer)
@@ -122,7 +122,7 @@ class DryRun:
             tokenize=lambda *given: (0,),
         )
         context = source.Context(
-            state=RunState(),
+            state=State(),
             folder=None,
             sync=lambda arrays: None,
         )
@@ -133,7 +133,7 @@ class DryRun:
             cast(Any, self.rewards),
             problems,
             parts=self.learner.parts,
-            weights=lambda: (self.learner.weights, 0),
+            weights=lambda: (policy_state.weights(self.state), 0),
             longest_prompt=longest,
             context=context,
             **({} if players is None else {"players": players}),
@@ -147,7 +147,7 @@ class DryRun:
         if not (config.data.validation or config.data.test):
             return []
         count = problems_at_once(drawn, drawn.limit or drawn.batch, self.policy.sampling.shards)
-        weights, players = self.policy.reshard(self.learner.weights), self._players()
+        weights, players = self.policy.reshard(policy_state.weights(self.state)), self._players()
         tried = evaluation.evaluate(
             self.policy,
             weights,
@@ -172,15 +172,16 @@ class DryRun:
         learner = self.learner
         for part in learner.parts:
             part.open(self.policy, learner.programs, longest_prompt=self.longest_prompt)
-        minis, signals = learner.score(minis)
+        minis, signals = learner.score(self.state, minis)
         yield self._called("scores")
-        minis, _, _ = learner.weigh(minis, self._batch, signals)
-        learner.update(minis, number, shares=None if self.config.train.tokens is None else (0.0, 0.0))
+        minis, _, _ = learner.weigh(self.state, minis, self._batch, signals)
+        shares = None if self.config.train.tokens is None else (0.0, 0.0)
+        learner.update(State(networks=self.state, step=number - 1), minis, shares=shares)
         yield self._called("update")
 
     def end_step(self, number: int) -> list[Called]:
         """Runs the work between the step of that number and the next one."""
-        self.learner.end_step(number)
+        self.learner.end_step(State(networks=self.state, step=number - 1))
         return self._called("between")
 
     def late(self, fails: bool) -> list[Called]:
@@ -192,7 +193,7 @@ class DryRun:
         outcome = np.broadcast_to(np.float32(-1e6 if fails else np.arange(shape[1]) % 2), shape)
         by_name = {term.metric: outcome for term in terms}
         batch = dataclasses.replace(drawn, total=outcome, reward=outcome, by_name=by_name)
-        learner.signals_after_rewards(learner.replace(batch), outcome)
+        learner.signals_after_rewards(self.state, learner.replace(self.state, batch), outcome)
         return self._called("scores")
 
     def _players(self) -> Any:
@@ -206,7 +207,6 @@ class DryRun:
             calls, device.calls = device.calls, []
             samples = device is self.policy.sampling_device
             found += [Called(program, args, phase, samples) for program, args in calls]
-        self.learner.state = {**self.state}
         return found
 
 
@@ -257,7 +257,7 @@ class _Learner(Learner):
     longest = True
 
     def weigh(
-        self, minis: Sequence[Minibatch], batch: Batch, signals: Mapping[str, Tokens]
+        self, networks: Mapping[str, Any], minis: Sequence[Minibatch], batch: Batch, signals: Mapping[str, Tokens]
     ) -> tuple[list[Minibatch], Batch, dict[str, float]]:
         variant, lengths, weighed = self.method.variant, batch.rollout.lengths, list[Minibatch]()
         names = ["advantages", "weights", *(name for part in self.parts for name in part.fills(variant))]

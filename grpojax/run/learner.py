@@ -25,6 +25,7 @@ from grpojax.run.method import Method
 from grpojax.run.minibatch import Minibatch, whole
 from grpojax.run.parts.part import Part
 from grpojax.run.programs import Programs
+from grpojax.run.run_state import State
 from grpojax.run.sections import TrainConfig
 from grpojax.run.work import step_flops
 from grpojax.types import Array, Declared, PerPrompt, Prompts, Rollout, Samples, Tokens
@@ -42,12 +43,8 @@ class Learner:
       parts: the variant's parts (`grpojax.run.parts`).
 
     Attributes:
-      state: by role, a `grpojax.types.TrainState` for networks that learn, such as ``policy``, and plain weights for
-        others.
       scores_a_step: forward passes over all samples in a step, besides sampling and updates.
-      entropy_coefs: the coefficient of an adaptive entropy bonus, and the one that the next step applies.
       least: number of positions below which a smaller block of rows is not faster (`grpojax.programs.blocks.sizes`).
-      updates: number of the policy's updates that were dispatched, skipped ones included: the version of its weights.
     """
 
     def __init__(
@@ -67,15 +64,12 @@ class Learner:
         self._warmup = 0 if self._second is None else self._second.warmup_steps(self._second.config)
         self.max_prompt_tokens = max_prompt_tokens
         self.least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
-        self.objective = objective = method.variant.objective
+        self.objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
         self._moves = method.scores_old(train.updates_a_rollout)
         self._compares = any(part.compares(method.variant) for part in parts)
         self._scores_self = method.scores_self(train.updates_a_rollout)
         self.scores_a_step = int(self._scores_self) + sum(part.passes for part in parts)
-        self.state: dict[str, Any] = {}
-        self.updates = 0
-        self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
         for part in parts:
             part.open(policy, programs, longest_prompt=max_prompt_tokens)
 
@@ -109,34 +103,34 @@ class Learner:
         """Whether only the second network learns in a step, and the policy does not change."""
         return number <= self._warmup
 
-    def start(self, restored: Mapping[str, Any] | None) -> None:
-        """Takes over the policy's weights; ``restored`` is an earlier result of `saved`, None in a new run."""
+    def start(self, restored: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The networks at a run's start, by role (`grpojax.run.run_state.State`). Takes the policy's weights over.
+
+        Args:
+          restored: an earlier result of `saved`; None in a new run.
+        """
         params, self.policy.params = self.policy.params, None
+        networks = dict[str, Any]()
         for part in self.parts:
-            self.state |= part.start(params, restored)
-        self.state |= restored or {}
-        self.state |= policy_state.start(
+            networks |= part.start(params, restored)
+        networks |= restored or {}
+        networks |= policy_state.start(
             self.policy,
             params,
             self.programs.optimizer,
             seed=self.train.seed,
-            restored=self.state.get("policy"),
+            restored=networks.get("policy"),
         )
-        self.state = bound(self.state, self.device)
+        return bound(networks, self.device)
 
-    @property
-    def weights(self) -> Any:
-        """The policy's weights as its programs take them."""
-        return policy_state.weights(self.state)
+    def saved(self, networks: Mapping[str, Any]) -> dict[str, Any]:
+        """The networks that a checkpoint has."""
+        return {role: networks[role] for role in self._networks()}
 
-    def saved(self) -> dict[str, Any]:
-        """The part of the state that is saved in a checkpoint."""
-        return {role: self.state[role] for role in self._networks()}
-
-    def replace(self, batch: Batch) -> Batch:
+    def replace(self, networks: Mapping[str, Any], batch: Batch) -> Batch:
         """The samples that are learned from."""
         for part in self.parts:
-            batch = part.replace(self.state, batch)
+            batch = part.replace(networks, batch)
         return batch
 
     def pack(self, batch: Batch) -> list[Minibatch]:
@@ -174,7 +168,9 @@ class Learner:
             known["action_starts"] = rollout.sampled & ~before
         return known
 
-    def score(self, minis: Sequence[Minibatch]) -> tuple[list[Minibatch], dict[str, Tokens]]:
+    def score(
+        self, networks: Mapping[str, Any], minis: Sequence[Minibatch]
+    ) -> tuple[list[Minibatch], dict[str, Tokens]]:
         """Runs the parts' programs that need no rewards, and scores the samples by the policy before its updates if a
         term or the variant needs it (`Method.scores_self`). The quickstart runs no program here.
 
@@ -184,11 +180,12 @@ class Learner:
         programs, device, signals = self.programs, self.device, dict[str, Tokens]()
         minis = list(minis)
         for part in self.parts:
-            made, arrays = part.before(self.state, minis)
+            made, arrays = part.before(networks, minis)
             signals |= _declared_by(part, made)
             minis = self._filled(minis, arrays)
         if self._scores_self:
-            own = [device.call(programs.score_policy, self.weights, m.rows.bare) for m in minis]
+            weights = policy_state.weights(networks)
+            own = [device.call(programs.score_policy, weights, m.rows.bare) for m in minis]
             logps = [scores.logps for scores in own]
             if self._moves:
                 minis = self._filled(minis, {"old_logps": logps})
@@ -214,11 +211,13 @@ class Learner:
                 return declared[name]
         raise ValueError(f"no loss reads an array {name!r}: `arrays` of the part that fills it must declare it")
 
-    def signals_after_rewards(self, batch: Batch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+    def signals_after_rewards(
+        self, networks: Mapping[str, Any], batch: Batch, counted: Samples
+    ) -> tuple[dict[str, Array], dict[str, float]]:
         """The parts' signals that need the rewards, and their metrics (`grpojax.run.parts.part.Part.after`)."""
         signals, metrics, started = dict[str, Array](), dict[str, float](), time.perf_counter()
         for part in self.parts:
-            made, measured = part.after(self.state, batch, counted)
+            made, measured = part.after(networks, batch, counted)
             signals |= _declared_by(part, made)
             metrics |= measured
         if signals:
@@ -226,11 +225,12 @@ class Learner:
         return signals, metrics
 
     def weigh(
-        self, minis: Sequence[Minibatch], batch: Batch, signals: Mapping[str, Tokens]
+        self, networks: Mapping[str, Any], minis: Sequence[Minibatch], batch: Batch, signals: Mapping[str, Tokens]
     ) -> tuple[list[Minibatch], Batch, dict[str, float]]:
         """Sets advantages, token weights and the parts' arrays in the rows.
 
         Args:
+          networks: of the run, before the step's updates.
           minis: the minibatches, scored.
           batch: the samples and their rewards.
           signals: those of `score`.
@@ -239,7 +239,7 @@ class Learner:
           The minibatches; the batch with its advantages and all signals; and metrics of the variant's parts.
         """
         counted, cut = weighing.counted(batch, self.train.truncated)
-        late, metrics = self.signals_after_rewards(batch, counted)
+        late, metrics = self.signals_after_rewards(networks, batch, counted)
         signals = {**batch.signals, **signals, **late}
         sizes: dict[str, int] = dict(zip(("P", "G", "T"), batch.rollout.tokens.shape, strict=True))
         for part in self.parts:
@@ -277,25 +277,28 @@ class Learner:
 
     def update(
         self,
+        state: State,
         minis: Sequence[Minibatch],
-        number: int,
         *,
         shares: tuple[float, float] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Dispatches the updates, and returns their metrics, which are still on the device; a minibatch without weights
-        has none. By default (one update a rollout, no second network) this is one call of ``programs.update``, which
-        `grpojax.run.programs.make_programs` makes of `grpojax.programs.policy_update.policy_objective` and that of
-        `grpojax.losses.policy_loss`.
+    ) -> tuple[State, list[dict[str, Any]]]:
+        """Dispatches the updates of a step. By default (one update a rollout, no second network) this is one call of
+        ``programs.update``, which `grpojax.run.programs.make_programs` makes of
+        `grpojax.programs.policy_update.policy_objective` and that of `grpojax.losses.policy_loss`.
 
         Args:
+          state: before the step, whose number random draws of its losses depend on. Its networks are taken over.
           minis: scored and weighed.
-          number: number of the step; random draws of its losses depend on it.
           shares: share of the run before this step and after it, if the optimiser's schedules follow it.
+
+        Returns:
+          The state with the networks and the number of updates after them; and the metrics of each update, which are
+          still on the device. A minibatch without weights has none.
         """
-        adaptive = self.objective.entropy_target is not None
-        frozen = policy_state.frozen(self.state)
-        if adaptive:
-            frozen["entropy_coef"] = np.float32(self.entropy_coefs["applied"])
+        number, networks, updates = state.step + 1, dict(state.networks), state.updates
+        frozen = policy_state.frozen(networks)
+        if self.objective.entropy_target is not None:
+            frozen["entropy_coef"] = np.float32(self.entropy_of(state)["applied"])
         call, taken, count = self.device.call, [], self.train.ppo_epochs * len(minis)
         second, learns_alone = self._second, self._learns_alone(number)
         for n in range(count):
@@ -305,41 +308,48 @@ class Learner:
             rows = mini.rows
             if shares is not None:
                 frozen["share"] = np.float32(shares[0] + (shares[1] - shares[0]) * n / count)
-            given = frozen if second is None else {**frozen, **second.frozen(self.state)}
+            given = frozen if second is None else {**frozen, **second.frozen(networks)}
             if second is not None and learns_alone:
-                self.state[second.learns], measured = call(
-                    self.programs.update_without_policy[second.learns], self.state[second.learns], given, rows
+                networks[second.learns], measured = call(
+                    self.programs.update_without_policy[second.learns], networks[second.learns], given, rows
                 )
                 taken.append({f"{second.learns}/{name}": value for name, value in measured.items()})
                 continue
             if self.objective.needs_covariance_mask:  # by the policy before this update
-                logps = call(self.programs.score, self.weights, rows.bare).logps
+                logps = call(self.programs.score, policy_state.weights(networks), rows.bare).logps
                 places = self.device.put(mini.layout.index, ROWS)
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.train.seed), number), n)
                 mask = call(self.programs.covariance_mask, key, logps, rows, places)
                 rows = rows.with_arrays({"covariance_mask": mask})
             if second is None:
-                self.state["policy"], metrics = call(self.programs.update, self.state["policy"], given, rows)
+                networks["policy"], metrics = call(self.programs.update, networks["policy"], given, rows)
             else:  # each learns from the other as it was before this update
-                both = {role: self.state[role] for role in ("policy", second.learns)}
+                both = {role: networks[role] for role in ("policy", second.learns)}
                 both, metrics = call(self.programs.update, both, given, rows)
-                self.state |= both
+                networks |= both
             taken.append(metrics)
-            self.updates += 1
-        return taken
+            updates += 1
+        return dataclasses.replace(state, networks=networks, updates=updates), taken
 
-    def end_step(self, number: int) -> None:
-        """Runs the parts' work between steps."""
+    def end_step(self, state: State) -> State:
+        """Runs the parts' work between the step after ``state.step`` and the next one."""
+        networks = dict(state.networks)
         for part in self.parts:
-            self.state |= part.end_step(self.state, number)
+            networks |= part.end_step(networks, state.step + 1)
+        return dataclasses.replace(state, networks=networks)
 
-    def adapt(self, entropy: float) -> None:
-        """Adapts the entropy bonus to the entropy of the step before."""
-        target, step = self.objective.entropy_target, self.objective.entropy_step
+    def entropy_of(self, state: State) -> Mapping[str, float]:
+        """``coef`` of an adaptive entropy bonus, and the one that is ``applied``: 0 while no entropy is known."""
+        return state.entropy or {"coef": self.objective.entropy_coef, "applied": 0.0}
+
+    def adapted(self, state: State, entropy: float) -> State:
+        """The state with the entropy bonus adapted to the entropy of the step before."""
+        coefs, target, step = self.entropy_of(state), self.objective.entropy_target, self.objective.entropy_step
         if target is not None and np.isfinite(entropy):
-            coef, _ = L.adapt_entropy_coef(self.entropy_coefs["coef"], entropy, target, step)
+            coef, _ = L.adapt_entropy_coef(coefs["coef"], entropy, target, step)
             _, applied = L.adapt_entropy_coef(coef, entropy, target, step)
-            self.entropy_coefs = {"coef": float(coef), "applied": float(applied)}
+            coefs = {"coef": float(coef), "applied": float(applied)}
+        return dataclasses.replace(state, entropy=coefs)
 
 
 def _declared_by(part: Part, signals: Mapping[str, Array]) -> Mapping[str, Array]:

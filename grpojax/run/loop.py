@@ -20,7 +20,7 @@ from grpojax.models import flops
 from grpojax.programs.policy import Policy
 from grpojax.records import metrics
 from grpojax.run import checks, recorder, step_metrics, watch
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.run.session import Recipe, Session, enough_memory
 from grpojax.run.today import with_day
 from grpojax.run.watch import Watch
@@ -42,7 +42,7 @@ class Updates:
       share: share of the whole run that is done after the step.
       waited: seconds that the host waited for the updates so far; None if a step does nothing else.
       over: when the updates were over, by `time.perf_counter`; None while they may run.
-      follow: called with the step's metrics once they are known; None for nothing.
+      follow: makes the run's state follow the step's metrics, once they are known; None if it does not.
     """
 
     number: int
@@ -53,7 +53,7 @@ class Updates:
     share: float
     waited: float | None = None
     over: float | None = None
-    follow: Callable[[Mapping[str, float]], None] | None = None
+    follow: Callable[[State, Mapping[str, float]], State] | None = None
 
 
 class Task(abc.ABC):
@@ -73,8 +73,8 @@ class Task(abc.ABC):
         return self.loop.session
 
     @property
-    def state(self) -> RunState:
-        """The run's state in a checkpoint besides the weights."""
+    def state(self) -> State:
+        """The run's state after the step that was last done."""
         return self.loop.state
 
     @property
@@ -91,15 +91,15 @@ class Task(abc.ABC):
         self.loop.close()
 
     @abc.abstractmethod
-    def step(self, number: int) -> Updates:
-        """Dispatches a step; its updates may still run when it returns."""
+    def step(self, state: State) -> tuple[State, Updates]:
+        """Dispatches the step that follows a state. Returns the state after it, and its updates, which may run on."""
 
     @property
     @abc.abstractmethod
     def networks(self) -> Mapping[str, Any]:
         """What is saved of the weights, by role."""
 
-    def record(self) -> RunState:
+    def record(self) -> State:
         """The rest of what is saved."""
         return self.state
 
@@ -127,7 +127,7 @@ class Loop:
 
     Attributes:
       session: the run's directory.
-      state: the run's state in a checkpoint besides the weights.
+      state: the run's state after the step that was last done.
       share: share of the whole run that is done.
       since: when the updates before those in flight were over, or the step began.
       metrics: the recorder of metrics and samples.
@@ -137,7 +137,7 @@ class Loop:
     def __init__(self, task: Task, *, memory: str, gradient: str, take_over: bool, ahead: int = 1):
         self.task, self.ahead = task, ahead
         self._memory, self._gradient, self._take_over = memory, gradient, take_over
-        self.state, self.since = RunState(), 0.0
+        self.state, self.since = State(), 0.0
         self._pending: list[Updates] = []
 
     @property
@@ -253,9 +253,9 @@ class Loop:
             session.profile.begin(self.done + 1, task.networks)
             if not self._pending:  # the time of an evaluation or a save does not count for the step
                 self.since = time.perf_counter()
-            updates = task.step(self.done + 1)
+            self.state, updates = task.step(self.state)
             self._pending.append(updates)
-            self.state.step, self.share = updates.number, updates.share
+            self.share = updates.share
             session.profile.end(self.done, task.networks)
             self.finish(self.ahead)
             saves = self.share >= 1 or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
@@ -271,16 +271,16 @@ class Loop:
         if not self._tested:
             self._test()
 
-    def begin(self, start: Callable[[], T]) -> T:
-        """Gives ``start()``, which dispatches a step's rollout. While the device works on it, the step before is waited
-        for and recorded."""
+    def begin(self, start: Callable[[], T]) -> tuple[T, State]:
+        """Gives ``start()``, which dispatches a step's rollout, and the run's state. While the device works on the
+        rollout, the step before is waited for and recorded; the state follows its metrics."""
         if jax.default_backend() == "gpu":
             # There the host drives a program's loops: the call of a rollout returns at its end, and the time of the
             # updates before it would count as the rollout's.
             self._pending = [self._over(updates) for updates in self._pending]
         started = start()
         self.finish()
-        return started
+        return started, self.state
 
     def finish(self, ahead: int = 0) -> None:
         """Waits for the updates in flight and records their steps, but for those of the newest ``ahead`` steps."""
@@ -307,11 +307,13 @@ class Loop:
         the device for anything else."""
         assert updates.over is not None
         seconds, self.since = updates.over - self.since, updates.over  # the next work is queued behind the updates
-        train, state, number = self.session.config.train, self.state, updates.number
+        train, number = self.session.config.train, updates.number
         values = updates.known | step_metrics.of_updates(updates.metrics)
         skipped = [step_metrics.skipped(m) for m in updates.metrics]
+        in_a_row = self.state.skipped
         for each in skipped:
-            state.skipped = state.skipped + 1 if each else 0
+            in_a_row = in_a_row + 1 if each else 0
+        self.state = dataclasses.replace(self.state, skipped=in_a_row)
         values |= {"skipped_updates": float(sum(skipped)), "time/step_s": seconds}
         if updates.waited is not None:
             values["time/update_s"] = updates.waited
@@ -320,11 +322,11 @@ class Loop:
         if peak := flops.PEAK_FLOPS.get(jax.devices()[0].device_kind):
             values["utilisation"] = updates.flops / seconds / peak / self.task.policy.count
         if updates.follow is not None:
-            updates.follow(values)
+            self.state = updates.follow(self.state, values)
         self._write(number, values)
         if number % train.log_every == 0:
             self.table.row(number, values, share=updates.share)
-        checks.finite(number, values["skipped_updates"], state.skipped, most=train.max_skipped, remedy=self._gradient)
+        checks.finite(number, values["skipped_updates"], in_a_row, most=train.max_skipped, remedy=self._gradient)
         self._heed(number)
 
     def _write(self, number: int, values: Mapping[str, float]) -> None:
@@ -333,8 +335,9 @@ class Loop:
         self.metrics.write(number, {**values, **rings})
 
     def _heed(self, number: int) -> None:
-        if self.watch is not None:
-            watch.heed(self.watch, number, self.session, self.state, ends=self.share >= 1)
+        if self.watch is not None and self.watch.rings:
+            self.state = watch.heed(self.watch, number, self.session, self.state, ends=self.share >= 1)
+            watch.stop(self.session, self.state)
 
     def _save(self, *, evaluation_follows: bool = False) -> None:
         self._saved = self.done

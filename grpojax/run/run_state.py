@@ -1,15 +1,18 @@
-"""A run's state besides the weights: counts, the order of the problems, and rollouts in flight."""
+"""What a run is between two steps: its networks, counts, the order of the problems, and a rollout in flight."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 
-@dataclasses.dataclass(kw_only=True)
-class RunState:
-    """The record that is kept with a run's weights. Its lists and dictionaries are JSON.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class State:
+    """What a step takes and returns, and a checkpoint holds. All but the networks is JSON.
 
     Attributes:
+      networks: by role, a `grpojax.types.TrainState` for networks that learn, such as ``policy``, and plain weights for
+        others. A checkpoint has those that cannot be read or made again. An update takes the arrays over that it
+        changes: of the state before it only the rest can still be read.
       step: number of finished steps.
       rollouts: number of dispatched rollouts, including those that a filter asked for.
       updates: number of updates of the policy, including skipped ones: the version of its weights.
@@ -18,7 +21,7 @@ class RunState:
       skipped: number of updates in a row that changed nothing because their gradient was not finite.
       flops: useful FLOPs of all steps.
       budget: ``train.tokens`` of the run that saved it.
-      entropy: coefficients of an adaptive entropy bonus.
+      entropy: the coefficient of an adaptive entropy bonus, and the one that the next step applies.
       alarm: the newest alarm and the checkpoint that is kept for it (`grpojax.run.watch.heed`).
       passes, solved: state of `grpojax.run.curriculum.Curriculum`, if solved prompts are left out.
       levels: how far the run is with each level, if problems are drawn by level.
@@ -27,6 +30,7 @@ class RunState:
       in_flight: the rollout that is drawn ahead (`grpojax.run.source.record_of`).
     """
 
+    networks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     step: int = 0
     rollouts: int = 0
     updates: int = 0
@@ -35,8 +39,8 @@ class RunState:
     skipped: int = 0
     flops: float = 0.0
     budget: int | None = None
-    entropy: dict[str, float] | None = None
-    alarm: dict[str, Any] | None = None
+    entropy: Mapping[str, float] | None = None
+    alarm: Mapping[str, Any] | None = None
     passes: list[Any] | None = None
     solved: list[Any] | None = None
     levels: dict[str, Any] | None = None
@@ -45,12 +49,12 @@ class RunState:
     in_flight: dict[str, Any] | None = None
 
     def record(self) -> dict[str, Any]:
-        """The state as JSON, without empty entries."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """The state as JSON, without its networks and without empty entries."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "networks"}
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> "RunState":
-        """The state that `record` was made from."""
+    def of(cls, record: Mapping[str, Any]) -> "State":
+        """The state that `record` was made from, without its networks."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in record.items() if name in names})

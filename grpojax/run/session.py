@@ -28,7 +28,7 @@ from grpojax.records.metrics import TrackingConfig
 from grpojax.run import recorder
 from grpojax.run.control import RunControl, Stopped
 from grpojax.run.profiling import Profile, ProfileConfig
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.run.sections import RunConfig
 
 RESCUE_S = 20.0  # time that a process with an error waits for errors of the others
@@ -159,7 +159,7 @@ class Session:
         self.checkpoints = Checkpoints(self.directory / "checkpoints", keep=self.config.train.keep, best=best)
         held.callback(self._close)
 
-    def restore(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], RunState] | None:
+    def restore(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], State] | None:
         """Weights by role and the rest of the state, from the newest checkpoint that all processes can read.
 
         None in a new run.
@@ -170,7 +170,7 @@ class Session:
         weights, record, broken = restored
         for number in broken:
             log.warning("the checkpoint of step %d cannot be read; moved to %s", number, self.directory / "broken")
-        state = RunState.of(record)
+        state = State.of(record)
         log.info("resumed %s at step %d", self.directory, state.step)
         return weights, state
 
@@ -195,7 +195,7 @@ class Session:
 
     # ---------------------------------------------------------------------------------------------- saves
 
-    def save(self, weights: Mapping[str, Any], state: RunState, *, evaluation_follows: bool = False) -> None:
+    def save(self, weights: Mapping[str, Any], state: State, *, evaluation_follows: bool = False) -> None:
         """Starts a save. If it fails, the run goes on, and the next save tries again.
 
         Args:

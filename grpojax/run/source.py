@@ -34,7 +34,7 @@ from grpojax.rewards.scoring import weighted_sum
 from grpojax.run.batch import Batch, Fetch, Sync, take
 from grpojax.run.curriculum import Curriculum
 from grpojax.run.recipe import Config
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.types import Array, PerPrompt, Prompts, Rollout
 from grpojax.variants import Variant
 
@@ -47,12 +47,12 @@ class Context:
     """The run that a source draws for.
 
     Attributes:
-      state: where a resumed run is.
+      state: where the run is when the source is made.
       folder: the run's directory; None on devices that compute nothing.
       sync: waits for device arrays, unless the run is to stop.
     """
 
-    state: RunState
+    state: State
     folder: epath.Path | None
     sync: Sync
 
@@ -87,8 +87,8 @@ class Source(Protocol):
         """Notes what later draws depend on, from a step's batch with its rewards. Returns metrics of it."""
         ...
 
-    def write(self, state: RunState) -> None:
-        """Stores the state that the next draws depend on, once a step has learned from its batch."""
+    def after_step(self) -> dict[str, Any]:
+        """What the next draws depend on, once a step has learned from its batch: fields of `State`."""
         ...
 
     def record(self) -> dict[str, Any] | None:
@@ -211,10 +211,9 @@ class Plain:
         self.curriculum.note((drawn, drawn.passes) for drawn in batch.as_drawn)
         return self.curriculum.metrics()
 
-    def write(self, state: RunState) -> None:
-        """Puts down what the next draws follow from."""
-        state.rollouts = self.drawn
-        self.curriculum.write(state)
+    def after_step(self) -> dict[str, Any]:
+        """The number of rollouts, and how far the run is with the problems."""
+        return {"rollouts": self.drawn, **self.curriculum.saved()}
 
     def record(self) -> dict[str, Any] | None:
         """None: between two steps no rollout is in flight."""

@@ -19,6 +19,7 @@ from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import hf
+from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
@@ -32,7 +33,7 @@ from grpojax.run.loop import Loop, Task, Updates
 from grpojax.run.method import learns_from_equals
 from grpojax.run.programs import learning_of, make_programs
 from grpojax.run.recipe import Config
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.types import Rollout
 
 REMEDIES = (
@@ -68,7 +69,6 @@ class Trainer(Task):
       take_over: break another process's claim on a run directory in a bucket.
 
     Attributes:
-      state: the run's state in a checkpoint besides the weights.
       work: useful FLOPs of the last step, by phase (`grpojax.run.work.step_flops`).
     """
 
@@ -184,26 +184,26 @@ class Trainer(Task):
         )
         restored = self.loop.restore(held, self.learner.abstract(), best=self.held_out.best)
         if restored is not None:
-            watch.resume(self.session, self.state, config.train)
-            self.learner.entropy_coefs = self.state.entropy or self.learner.entropy_coefs
-            self.learner.updates = self.state.updates
-        self.learner.start(restored)
+            self.loop.state = watch.resume(self.session, self.state, config.train)
         checks.length(config, self.state)
+        networks = self.learner.start(restored)
+        self.loop.state = dataclasses.replace(self.state, networks=networks, budget=config.train.tokens)
         self.source = source.make(
             config,
             self.policy,
             self.rewards,
             self.problems,
             parts=self.parts,
-            weights=lambda: (self.learner.weights, self.learner.updates),
+            weights=lambda: (policy_state.weights(self.state.networks), self.state.updates),
             longest_prompt=longest,
             context=source.Context(
-                state=self.state,
+                state=dataclasses.replace(self.state, networks={}),
                 folder=self.session.directory,
                 sync=self.session.control.sync,
             ),
             **({} if self.players is None else {"players": self.players}),
         )
+        self.loop.state = dataclasses.replace(self.state, in_flight=None)  # the source has it now
         alarms = watch.Watch(
             self.session.directory,
             judge=self.held_out.evaluator.judge,
@@ -228,51 +228,63 @@ class Trainer(Task):
 
     # ------------------------------------------------------------------------------------------ a step
 
-    def step(self, number: int) -> Updates:
+    def step(self, state: State) -> tuple[State, Updates]:
         """Waits for a batch of samples, and learns from it."""
-        learner, state, method = self.learner, self.state, self.config.method
-        began = time.perf_counter()
+        learner, method, number, began = self.learner, self.config.method, state.step + 1, time.perf_counter()
         # While devices draw, the loop records the step before. A save keeps what is in flight if this raises `Stopped`.
-        first = self.loop.begin(functools.partial(self.source.begin, number))
+        first, state = self.loop.begin(functools.partial(self.source.begin, number))
         clock = Clock(began if first.arrive is None else self.loop.since)
-        batch = learner.replace(self.source.next(number, first))
+        batch = learner.replace(state.networks, self.source.next(number, first))
         clock.lap("rollout")
-        minis, signals = learner.score(learner.pack(batch))
+        minis, signals = learner.score(state.networks, learner.pack(batch))
         clock.lap("score")
         batch = batch.with_rewards()
         of_problems = self.source.note(batch)
         clock.lap("reward")
-        minis, batch, of_signals = learner.weigh(minis, batch, signals)
+        minis, batch, of_signals = learner.weigh(state.networks, minis, batch, signals)
 
-        shares = self._count(batch)
+        before, state = self.loop.share, self._counted(state, batch)
         known = step_metrics.of_rollouts(batch, method) | of_problems | of_signals
         known["useful_token_fraction"] = float(np.mean([m.layout.useful for m in minis]))
         if method.older:
-            known |= step_metrics.of_version(batch.version, learner.updates)
-        sampled = self._sampled(number, batch)
+            known |= step_metrics.of_version(batch.version, state.updates)
+        sampled, train = self._sampled(number, batch), self.config.train
+        share = train.done(number, state.sampled_tokens)
         clock.lap(None)
         # From here to the end of the step nothing waits for the device.
-        metrics = learner.update(minis, number, shares=shares)
+        shares = None if train.tokens is None else (before, min(share, 1.0))
+        entropy = learner.entropy_of(state)["applied"]
+        state, metrics = learner.update(state, minis, shares=shares)
         clock.lap("update")
-        learner.end_step(number)
+        state = learner.end_step(state)
         if sampled is not None:
             self.loop.metrics.write_samples(number, sampled)
         self.work = learner.work(batch, number)
-        state.flops += sum(self.work.values())
         if self.on_step is not None:
             self.on_step(batch.problems, batch.rollout)
-        state.updates = learner.updates
-        self.source.write(state)
-        return self._under_way(number, known, metrics, clock, batch)
+        flops = state.flops + sum(self.work.values())
+        state = dataclasses.replace(state, step=number, flops=flops, **self.source.after_step())
+        adapts = learner.objective.entropy_target is not None
+        return state, Updates(
+            number=number,
+            known=known | self._counts(state, metrics, clock) | ({"entropy_coef": entropy} if adapts else {}),
+            metrics=metrics,
+            tokens=step_metrics.tokens(batch.everything)[1],
+            flops=sum(self.work.values()),
+            share=share,
+            waited=clock.seconds["update"],
+            follow=self._adapted if adapts else None,
+        )
 
-    def _count(self, batch: Batch) -> tuple[float, float] | None:
-        """Counts the tokens of a batch. Returns the run's shares before and after it, if the run ends by tokens."""
-        state, train, before = self.state, self.config.train, self.loop.share
+    def _counted(self, state: State, batch: Batch) -> State:
+        """The state with the tokens of a batch."""
         prompt_tokens, sampled_tokens = step_metrics.tokens(batch.everything)
-        state.num_tokens += prompt_tokens + sampled_tokens
-        state.sampled_tokens += sampled_tokens
         self._left = 0 if batch.waiting is None else int(batch.waiting.sum())
-        return None if train.tokens is None else (before, min(train.done(self.done + 1, state.sampled_tokens), 1.0))
+        return dataclasses.replace(
+            state,
+            num_tokens=state.num_tokens + prompt_tokens + sampled_tokens,
+            sampled_tokens=state.sampled_tokens + sampled_tokens,
+        )
 
     def _sampled(self, number: int, batch: Batch) -> Callable[[], list[dict[str, Any]]] | None:
         """A function that makes the rows of a step's samples to store; None if those of this step are not stored."""
@@ -290,46 +302,30 @@ class Trainer(Task):
 
         return rows
 
-    def _under_way(
-        self, number: int, known: dict[str, float], metrics: list[dict[str, Any]], clock: Clock, batch: Batch
-    ) -> Updates:
-        """The updates that a step has dispatched, with the metrics that the host has by now."""
-        state, seconds, train = self.state, clock.seconds + self.source.seconds, self.config.train
+    def _counts(self, state: State, metrics: list[dict[str, Any]], clock: Clock) -> dict[str, float]:
+        """What a step's metrics say of the run, and the seconds of its phases."""
+        seconds = clock.seconds + self.source.seconds
         self.source.seconds.clear()
-        known |= {
+        return {
             "num_tokens": float(state.num_tokens),
             "sampled_tokens": float(state.sampled_tokens),
             "flops": float(state.flops),
-            "empty_updates": float(train.updates_a_rollout - len(metrics)),
+            "empty_updates": float(self.config.train.updates_a_rollout - len(metrics)),
             **{f"time/{name}_s": float(seconds[name]) for name in ("data", "rollout", "score", "reward")},
         }
-        adapts = self.learner.objective.entropy_target is not None
-        if adapts:
-            known["entropy_coef"] = self.learner.entropy_coefs["applied"]
-        return Updates(
-            number=number,
-            known=known,
-            metrics=metrics,
-            tokens=step_metrics.tokens(batch.everything)[1],
-            flops=sum(self.work.values()),
-            share=train.done(number, state.sampled_tokens),
-            waited=seconds["update"],
-            follow=self._adapt if adapts else None,
-        )
 
-    def _adapt(self, values: Mapping[str, float]) -> None:
-        """Adapts an adaptive entropy bonus to the metrics of a step."""
-        self.learner.adapt(values.get("entropy", float("nan")))
-        self.state.entropy = self.learner.entropy_coefs
+    def _adapted(self, state: State, values: Mapping[str, float]) -> State:
+        """The state with an adaptive entropy bonus that follows the metrics of a step."""
+        return self.learner.adapted(state, values.get("entropy", float("nan")))
 
     # ------------------------------------------------------------------------------------------ what the loop asks for
 
     @property
     def networks(self) -> Mapping[str, Any]:
         """The weights that are saved, by role."""
-        return self.learner.saved()
+        return self.learner.saved(self.state.networks)
 
-    def record(self) -> RunState:
+    def record(self) -> State:
         """The rest of what is saved."""
         return dataclasses.replace(self.state, in_flight=self.source.record())
 
@@ -344,7 +340,7 @@ class Trainer(Task):
 
     def _for_rollouts(self) -> Any:
         """The policy's weights in the form that it samples with."""
-        return self.policy.reshard(self.learner.weights)
+        return self.policy.reshard(policy_state.weights(self.state.networks))
 
     def check_learned(self) -> None:
         """Raises `UserError` after a run in which no sample had a valid reward: its policy has not changed."""

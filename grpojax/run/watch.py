@@ -3,6 +3,7 @@
 An alarm rings once per run. The line of ``metrics.jsonl`` for that step has its name after `KEY`, with the value 1.
 """
 
+import dataclasses
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.run import alarms
 from grpojax.run.alarms import FAIL, INVALID, READS, REWARD, RIGHT, SAID, SAME, Limits
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.run.sections import TrainConfig
 from grpojax.run.session import Session
 
@@ -110,23 +111,19 @@ def replay(watch: Watch, session: Session, lines: Sequence[Mapping[str, Any]]) -
     watch.replay(x for x in lines if not (asked and "eval/reward" in x))
 
 
-def heed(watch: Watch, number: int, session: Session, state: RunState, *, ends: bool) -> None:
-    """Acts on an alarm: keeps the best, or else the newest, checkpoint from before it, and by option stops the run.
+def heed(watch: Watch, number: int, session: Session, state: State, *, ends: bool) -> State:
+    """Acts on an alarm: keeps the best, or else the newest, checkpoint from before it. Returns the state with
+    the alarm; `stop` ends a run whose alarm asks for that.
 
     Alarms within a window of the previous one belong to the same collapse, and share the first one's checkpoint.
 
     Args:
-      watch: the watch that has just noted metrics.
+      watch: the watch that has just noted metrics, which rings.
       number: the step.
       session: of the run.
       state: of the run; its ``alarm`` says what rang.
       ends: whether this was the last step, after which there is nothing to stop.
-
-    Raises:
-      UserError: an alarm rang, and the run is to stop.
     """
-    if not watch.rings:
-        return
     stop = watch.stops and not ends
     before = state.alarm
     if before is None or number - before["step"] > watch.limits.window:
@@ -134,13 +131,18 @@ def heed(watch: Watch, number: int, session: Session, state: RunState, *, ends: 
         before = {"checkpoint": session.checkpoints.good(before=number)}
         session.checkpoints.keeping.held = before["checkpoint"]
     name, ring = next(iter(watch.rings.items()))
-    state.alarm = before | {"step": number, "stopped": f"step {number}: {name}: {ring}" if stop else None}
-    if stop:
+    alarm = {**before, "step": number, "stopped": f"step {number}: {name}: {ring}" if stop else None}
+    return dataclasses.replace(state, alarm=alarm)
+
+
+def stop(session: Session, state: State) -> None:
+    """Raises `UserError` if an alarm has rung that stops the run."""
+    if state.alarm is not None and state.alarm["stopped"]:
         raise UserError(_stopped(session, state.alarm))
 
 
-def resume(session: Session, state: RunState, train: TrainConfig) -> None:
-    """Restores the effects of `heed` in a resumed run.
+def resume(session: Session, state: State, train: TrainConfig) -> State:
+    """Restores the effects of `heed` in a resumed run. Returns its state, in which no alarm stops it.
 
     Args:
       session: of the run.
@@ -151,11 +153,11 @@ def resume(session: Session, state: RunState, train: TrainConfig) -> None:
       UserError: an alarm has stopped the run, and would stop it again.
     """
     if (alarm := state.alarm) is None:
-        return
+        return state
     session.checkpoints.keeping.held = alarm["checkpoint"]
-    if alarm["stopped"] and train.on_collapse == "stop":
-        raise UserError(_stopped(session, alarm))
-    state.alarm = alarm | {"stopped": None}
+    if train.on_collapse == "stop":
+        stop(session, state)
+    return dataclasses.replace(state, alarm={**alarm, "stopped": None})
 
 
 def _stopped(session: Session, alarm: Mapping[str, Any]) -> str:

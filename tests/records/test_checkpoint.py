@@ -25,7 +25,7 @@ def old_run(recipe, tmp_path):
     directory = tmp_path / "old"
     overrides = [f"run.dir={directory}", "train.steps=1", "data.validation=null", "rewards.0.name=answer_format"]
     trainer = Trainer(config.load(recipe, overrides))
-    params = jax.tree.map(lambda x: np.asarray(x) + 0.5, nnx.to_pure_dict(trainer.learner.state["policy"].params))
+    params = jax.tree.map(lambda x: np.asarray(x) + 0.5, nnx.to_pure_dict(trainer.state.networks["policy"].params))
     trainer.close()
     manager = ocp.CheckpointManager(directory / "checkpoints")
     manager.save(1, args=ocp.args.Composite(

@@ -26,21 +26,21 @@ def unbroken(recipe, tmp_path_factory):
     directory = tmp_path_factory.mktemp("adapters") / "run"
     run = trainer(recipe, directory)
     assert run.run()
-    return directory, run.learner
+    return directory, run
 
 
 def test_only_factors_learn_and_are_saved(unbroken):
-    directory, learner = unbroken
+    directory, learned = unbroken
     lines = [line for line in numbers(directory) if "reward" in line]
     assert lines[-1]["reward"] > lines[0]["reward"] + 0.5  # rewarded for length, it writes longer
     assert abs(lines[0]["kl"]) < 1e-6 < 1e-4 < lines[-1]["kl"]
     assert all(line["grad_norm"] > 0 for line in lines)
     assert max(line["sampling/logp_difference_max"] for line in lines) < 1e-4  # merged sampler, unmerged trainer
-    assert set(learner.state) == {"policy", "base"} and set(learner.saved()) == {"policy"}
+    assert set(learned.state.networks) == {"policy", "base"} and set(learned.networks) == {"policy"}
     assert {p.name for p in (directory / "checkpoints" / "4").iterdir() if p.is_dir()} >= {"policy_params"}
     assert not (directory / "checkpoints" / "4" / "base_params").exists()
-    first = adapters.on_base(hf_params(learner.policy.folder), learner.policy.adapter)
-    jax.tree.map(np.testing.assert_array_equal, learner.state["base"], first)
+    first = adapters.on_base(hf_params(learned.policy.folder), learned.policy.adapter)
+    jax.tree.map(np.testing.assert_array_equal, learned.state.networks["base"], first)
 
 
 def test_it_goes_on_bit_for_bit(recipe, unbroken, tmp_path):
@@ -49,7 +49,7 @@ def test_it_goes_on_bit_for_bit(recipe, unbroken, tmp_path):
     assert again.done == 2 and again.run()
     want = [line for line in numbers(unbroken[0]) if line["step"] > 2]
     assert [line for line in numbers(tmp_path) if line["step"] > 2] == want
-    jax.tree.map(np.testing.assert_array_equal, again.learner.state, unbroken[1].state)
+    jax.tree.map(np.testing.assert_array_equal, again.state.networks, unbroken[1].state.networks)
 
 
 @pytest.mark.slow
@@ -118,18 +118,22 @@ def test_another_base_is_refused(recipe, unbroken, tmp_path):
 
 
 def test_a_peft_folder_is_a_start_and_can_be_sampled_and_evaluated(recipe, unbroken, tmp_path, capsys):
-    directory, learner = unbroken
+    directory, learned = unbroken
     folder, whole = tmp_path / "peft", tmp_path / "whole"
     assert cli.main(["export", str(directory), "--to", str(folder)]) == 0
     assert cli.main(["export", str(directory), "--to", str(whole), "--merged"]) == 0
     again = trainer(recipe, tmp_path / "again", f"model.adapter.path={folder}", "train.steps=1")
-    jax.tree.map(np.testing.assert_array_equal, again.learner.state["policy"].params, learner.state["policy"].params)
+    jax.tree.map(
+        np.testing.assert_array_equal, again.state.networks["policy"].params, learned.state.networks["policy"].params
+    )
     assert again.run()
     (line,) = (line for line in numbers(tmp_path / "again") if "reward" in line)
     assert abs(line["kl"]) < 1e-6 < line["grad_norm"]  # the policy at the start is the reference, not the base
-    assert set(again.learner.saved()) == {"policy", "reference"}
+    assert set(again.networks) == {"policy", "reference"}
     more = trainer(recipe, tmp_path / "again", f"model.adapter.path={folder}", "train.steps=2")
-    jax.tree.map(np.testing.assert_array_equal, more.learner.state["reference"], learner.state["policy"].params)
+    jax.tree.map(
+        np.testing.assert_array_equal, more.state.networks["reference"], learned.state.networks["policy"].params
+    )
     assert more.done == 1
     more.close()
     capsys.readouterr()
@@ -143,8 +147,8 @@ def test_a_peft_folder_is_a_start_and_can_be_sampled_and_evaluated(recipe, unbro
     assert (
         cli.main(["export", str(directory), "--to", str(tmp_path / "more"), "--step", "2", "--dtype", "bfloat16"]) == 0
     )
-    half = hf.peft.load(hf.peft.read_config(tmp_path / "more")[0], learner.policy.config)
-    assert 0 < max(np.abs(x - learner.state["policy"].params[n]).max() for n, x in half.items()) < 1
+    half = hf.peft.load(hf.peft.read_config(tmp_path / "more")[0], learned.policy.config)
+    assert 0 < max(np.abs(x - learned.state.networks["policy"].params[n]).max() for n, x in half.items()) < 1
     rows = ["--data", str(recipe.parent / "sums.jsonl"), "--limit", "4", "--samples", "2", "--max-tokens", "6"]
     for n, given in enumerate((str(directory), str(folder), str(whole))):
         reward = () if n == 0 else ('rewards=[{name: "tiny_run:length"}]', "data.max_prompt_tokens=8")

@@ -31,7 +31,7 @@ def test_with_ahead_0_they_give_the_numbers_of_one_set(recipe, tmp_path):
     )
     assert trainer.run()
     assert sampled == [set(jax.devices()[2:4])] * 3
-    assert {d for x in jax.tree.leaves(trainer.learner.state["policy"]) for d in x.devices()} == set(jax.devices()[:2])
+    assert {d for x in jax.tree.leaves(trainer.state.networks["policy"]) for d in x.devices()} == set(jax.devices()[:2])
     assert lines_of(tmp_path / "one") == lines_of(tmp_path / "two")
 
 

@@ -167,10 +167,10 @@ from grpojax.host import watchdog
 watchdog.FLOOR_S, watchdog.SEEN = 2.0, 2
 from grpojax.run.learner import Learner
 plain = Learner.replace
-def replace(self, sampled):
-    if int(self.state["policy"].step) == 4:
+def replace(self, networks, sampled):
+    if int(networks["policy"].step) == 4:
         time.sleep(60)
-    return plain(self, sampled)
+    return plain(self, networks, sampled)
 Learner.replace = replace
 from grpojax.cli import main as cli
 sys.exit(cli.main(sys.argv[1:]))

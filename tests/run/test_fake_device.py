@@ -52,7 +52,7 @@ def test_a_run_on_it_follows_from_all_of_its_state(recipe, tmp_path):
     def run(name, change=lambda state: state):
         given = ["train.steps=2", "train.eval_every=0", "data.validation=null", "rewards.0.name=tiny_run:parity"]
         trainer = Trainer(recipes.load(recipe, [f"run.dir={tmp_path / name}", *given]))
-        trainer.learner.state["policy"] = change(trainer.learner.state["policy"])
+        trainer.state.networks["policy"] = change(trainer.state.networks["policy"])
         assert trainer.run()
         return [(line["entropy"], line["completions/mean_length"]) for line in numbers(tmp_path / name)]
 

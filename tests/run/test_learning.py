@@ -90,15 +90,15 @@ def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:parity", "train.minibatches=2"))
     plain, judged = trainer.learner.weigh, []
 
-    def weigh(minis, batch, signals):
+    def weigh(networks, minis, batch, signals):
         if trainer.done == 1:  # a first update has given Adam its momentum
             batch = dataclasses.replace(batch, total=np.full_like(batch.total, np.nan))
-            judged.append(jax.tree.map(np.asarray, trainer.learner.state["policy"]))
-        return plain(minis, batch, signals)
+            judged.append(jax.tree.map(np.asarray, trainer.state.networks["policy"]))
+        return plain(networks, minis, batch, signals)
 
     trainer.learner.weigh = weigh
     assert trainer.run()
-    jax.tree.map(np.testing.assert_array_equal, trainer.learner.state["policy"], judged[0])
+    jax.tree.map(np.testing.assert_array_equal, trainer.state.networks["policy"], judged[0])
     assert int(judged[0].step) == 2
     first, second = lines(tmp_path / "run")
     assert first["empty_updates"] == 0 and second["empty_updates"] == 2 and "loss" not in second
@@ -112,9 +112,9 @@ def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path):
     seen = []
     plain = trainer.learner.weigh
 
-    def weigh(minis, batch, signals):
+    def weigh(networks, minis, batch, signals):
         seen.append([(~batch.dropped[m.places]).sum() for m in minis])
-        return plain(minis, batch, signals)
+        return plain(networks, minis, batch, signals)
 
     trainer.learner.weigh = weigh
     assert trainer.run()
@@ -130,9 +130,9 @@ def test_minibatches_are_the_same_on_any_number_of_devices(recipe, tmp_path):
         trainer = Trainer(load(recipe, tmp_path / str(devices), *overrides), devices=devices)
         plain = trainer.learner.update
 
-        def update(minis, *rest, plain=plain, **options):
+        def update(state, minis, plain=plain, **options):
             places.append([m.layout.batch_shape[0] * [*m.places] and m.places.tolist() for m in minis])
-            return plain(minis, *rest, **options)
+            return plain(state, minis, **options)
 
         trainer.learner.update = update
         assert trainer.run()
@@ -223,15 +223,14 @@ def test_the_reference_is_refreshed_and_resumed(recipe, tmp_path):
     overrides = ("variant.kl_coef=0.1", "train.reference_every=2", "train.reference_mix=0.25", "train.steps=4",
                  "train.checkpoint_every=1")  # fmt: skip
     trainer = Trainer(load(recipe, tmp_path / "whole", *overrides))
-    start = jax.tree.map(np.asarray, trainer.learner.state["reference"])
+    start = jax.tree.map(np.asarray, trainer.state.networks["reference"])
     kept = {}
     plain = trainer.learner.end_step
 
-    def end_step(number):
-        plain(number)
-        kept[number] = jax.tree.map(
-            np.asarray, (trainer.learner.state["policy"].params, trainer.learner.state["reference"])
-        )
+    def end_step(state):
+        state, number = plain(state), state.step + 1
+        kept[number] = jax.tree.map(np.asarray, (state.networks["policy"].params, state.networks["reference"]))
+        return state
 
     trainer.learner.end_step = end_step
     assert trainer.run()

@@ -107,9 +107,9 @@ def test_it_may_bring_a_network_that_learns_beside_the_policy(module, recipe, tm
     def run(steps):
         config = recipes.load(recipe, [f"variant={module}:learns", f"train.steps={steps}", *more])
         made = runs.Trainer(config, eos_ids=())
-        start = jax.tree.map(np.array, made.learner.state)
+        start = jax.tree.map(np.array, made.state.networks)
         assert made.run()
-        return config, made, start, made.learner.state
+        return config, made, start, made.state.networks
 
     config, trainer, start, first = run(1)
     jax.tree.map(np.testing.assert_array_equal, first["policy"].params, start["policy"].params)

@@ -15,7 +15,7 @@ from grpojax.records.samples import read_samples
 from grpojax.run import checks
 from grpojax.run import recipe as config
 from grpojax.run.curriculum import Curriculum
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.run.sections import RetireConfig
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -68,8 +68,7 @@ def test_waiting_for_rewards_notes_nothing(recipe, graded, tmp_path):
     judged = [batch.with_rewards() for _ in range(2)]
 
     def solved():
-        trainer.source.write(trainer.state)
-        return {uid for uid, _ in trainer.state.solved}
+        return {uid for uid, _ in trainer.source.after_step()["solved"]}
 
     assert not solved()
     trainer.source.note(judged[1])
@@ -183,14 +182,13 @@ def test_a_sample_without_a_reward_retires_no_prompt(share):
     def retired(lengths):
         curriculum = Curriculum(
             data.Problems(tuple(problems), (1.0,), 0, (), "", len), 2, 0,
-            retire=RetireConfig(share=share), deciding="x", state=RunState(),
+            retire=RetireConfig(share=share), deciding="x", state=State(),
         )  # fmt: skip
         judged = SimpleNamespace(
             problems=problems, by_name={"x": values}, seeded=None, rollout=SimpleNamespace(lengths=lengths)
         )
         curriculum.note([(judged, [0] * 4)])
-        curriculum.write(state := RunState())
-        return [uid for uid, _ in state.solved]
+        return [uid for uid, _ in curriculum.saved()["solved"]]
 
     assert retired(np.full((4, 4), 3)) == ([0] if share == 1 else [0, 1])  # of four, three pass for sure
     assert retired(np.where(np.isfinite(values), 3, 0)) == [0, 1, 2]

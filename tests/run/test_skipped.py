@@ -25,7 +25,7 @@ def trained(recipe, directory, *overrides, devices=1):
     trainer = Trainer(load(recipe, directory, *overrides), devices=devices)
     assert trainer.run()
     lines = [x for x in metrics.read_metrics(directory) if "loss" in x]
-    return jax.tree.map(np.asarray, trainer.learner.state["policy"].params), lines, trainer.work
+    return jax.tree.map(np.asarray, trainer.state.networks["policy"].params), lines, trainer.work
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ def test_an_advantage_that_cannot_be_is_the_users_to_mend(recipe, tmp_path):
 
 def test_no_reference_without_a_kl_term(recipe, tmp_path):
     trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "variant.kl_coef=0"]))
-    assert set(trainer.learner.state) == {"policy"}
+    assert set(trainer.state.networks) == {"policy"}
     trainer.close()
 
 
@@ -305,9 +305,9 @@ def test_invalid_samples_are_left_out(recipe, tmp_path, capsys):
     """A reward of None counts in no statistic, and a run of nothing else changes no weight and ends with status 2."""
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "variant.kl_coef=0"]
     trainer = Trainer(config.load(recipe, [*overrides, 'rewards=[{name: "tiny_run:nothing"}]']))
-    before = np.asarray(trainer.learner.state["policy"].params["embed"][...])
+    before = np.asarray(trainer.state.networks["policy"].params["embed"][...])
     trainer.run()
-    np.testing.assert_array_equal(np.asarray(trainer.learner.state["policy"].params["embed"][...]), before)
+    np.testing.assert_array_equal(np.asarray(trainer.state.networks["policy"].params["embed"][...]), before)
     line = numbers(tmp_path / "run")[-2]
     assert line["rewards/invalid"] == 1.0
     assert line["reward"] is None and line["rewards/tiny_run:nothing/mean"] is None  # unknown, not 0

@@ -12,7 +12,6 @@ from typing import Any
 from grpojax.programs.policy import DryPolicy
 from grpojax.run.batch import Batch
 from grpojax.run.parts.part import Part
-from grpojax.run.run_state import RunState
 from grpojax.run.sections import TrainConfig
 from grpojax.run.source import Plain, record_of
 
@@ -43,7 +42,7 @@ class Ahead:
         self.in_flight: Batch | None = None
         self._following: Batch | None = None  # the rollout of the next step, while a step is under way
         if state.in_flight is not None:
-            self.in_flight, state.in_flight = source.resumed(state.in_flight), None
+            self.in_flight = source.resumed(state.in_flight)
 
     def begin(self, number: int) -> Batch:
         """Waits for the samples that were drawn ahead, and starts the next rollout."""
@@ -60,10 +59,10 @@ class Ahead:
         """As of its source."""
         return self.source.note(batch)
 
-    def write(self, state: RunState) -> None:
-        """Stores the state that the next draws depend on. The rollout started in this step is the next step's."""
-        self.source.write(state)
+    def after_step(self) -> dict[str, Any]:
+        """As of its source. The rollout started in this step is the next step's."""
         self.in_flight, self._following = self._following, None
+        return self.source.after_step()
 
     def record(self) -> dict[str, Any] | None:
         """The rollout in flight, as a save stores it."""

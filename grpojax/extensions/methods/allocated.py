@@ -18,7 +18,6 @@ from grpojax.host.on_host import on_host
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.run.batch import Batch, success_of
 from grpojax.run.parts.part import Part
-from grpojax.run.run_state import RunState
 from grpojax.run.sections import RolloutConfig
 from grpojax.run.source import Plain
 from grpojax.types import Array, PerPrompt, Samples
@@ -65,11 +64,10 @@ class Allocated(Plain):
                 state=self.context.state.exemplars or (),
             )
 
-    def write(self, state: RunState) -> None:
-        """Stores the state that the next draws depend on, including the solved problems that can be shown."""
-        super().write(state)
-        if self._exemplars is not None:
-            state.exemplars = self._exemplars.state()
+    def after_step(self) -> dict[str, Any]:
+        """As `Plain`, and the solved problems that can be shown."""
+        shown = {} if self._exemplars is None else {"exemplars": self._exemplars.state()}
+        return super().after_step() | shown
 
     def note(self, batch: Batch) -> dict[str, float]:
         """As `Plain`; also adds each prompt's first sample that passes and has an end to the exemplars."""

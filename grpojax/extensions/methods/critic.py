@@ -28,7 +28,7 @@ from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import weighing
 from grpojax.run.batch import Batch
 from grpojax.run.minibatch import Minibatch
-from grpojax.run.parts.part import Declared, Part, State, mean, read_shape
+from grpojax.run.parts.part import Declared, Networks, Part, mean, read_shape
 from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
 from grpojax.run.work import prompts
@@ -137,7 +137,7 @@ class Critic(Part):
         """The saved roles. A frozen trunk is not saved: it is read again, or copied again from the policy's start."""
         return (ROLE,)
 
-    def start(self, params: Any, restored: State | None) -> dict[str, Any]:
+    def start(self, params: Any, restored: Networks | None) -> dict[str, Any]:
         read, self._read = self._read, None
         if restored is not None and (not self.model.frozen or self.model.adapter is not None):
             return {}
@@ -159,16 +159,16 @@ class Critic(Part):
         factors = {} if model.frozen else adapters.first(model.adapter, model.config, base, seed, policy.mesh)
         return {**factors, "token_head": policy.device.put(head, ("hidden",))}
 
-    def frozen(self, state: State) -> dict[str, Any]:
+    def frozen(self, networks: Networks) -> dict[str, Any]:
         """The frozen weights: the base of its adapters, or else its trunk if that is frozen."""
         if self.model.adapter is not None:
-            return policy_state.frozen(state)
-        return {TRUNK: state[TRUNK]} if TRUNK in state else {}
+            return policy_state.frozen(networks)
+        return {TRUNK: networks[TRUNK]} if TRUNK in networks else {}
 
     def before(
-        self, state: State, minis: Sequence[Minibatch]
+        self, networks: Networks, minis: Sequence[Minibatch]
     ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
-        outputs = self.on_rows(self.programs.parts[ROLE], minis, state[ROLE].params, self.frozen(state))
+        outputs = self.on_rows(self.programs.parts[ROLE], minis, networks[ROLE].params, self.frozen(networks))
         arrays = {"critic_outputs": outputs} if self.rule.loss.needs_outputs else {}
         return {self.rule.signal: self.whole(minis, outputs)}, arrays
 

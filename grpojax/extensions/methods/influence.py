@@ -19,7 +19,7 @@ from grpojax.models import flops
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.run.batch import Batch
-from grpojax.run.parts.part import Declared, Part, State
+from grpojax.run.parts.part import Declared, Networks, Part
 from grpojax.run.programs import Programs
 from grpojax.types import Array, Samples, Tokens
 
@@ -118,7 +118,7 @@ class TokenInfluence(Part):
         self.influences = Influences(policy, temperature=temperature, longest_prompt=longest_prompt)
         self.work = 0.0
 
-    def after(self, state: State, batch: Batch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+    def after(self, networks: Networks, batch: Batch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         options, rollout = self.variant.options, batch.rollout
         outcome = batch.by_name[self.method.deciding]
         with on_host():
@@ -132,7 +132,7 @@ class TokenInfluence(Part):
             groups = [batch.problems[int(i)] for i in chosen], rollout.tokens[chosen], rollout.lengths[chosen], mask
             self.work = self.influences.flops(*groups)
             found = self.influences(
-                policy_state.weights(state),
+                policy_state.weights(networks),
                 *groups,
                 right.astype(np.float32),
                 most=len(batch.problems),

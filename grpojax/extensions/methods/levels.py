@@ -13,7 +13,7 @@ from grpojax.extensions.methods.sections import CurriculumConfig
 from grpojax.host.errors import UserError
 from grpojax.run.batch import Batch, success_of
 from grpojax.run.parts.part import Part
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.run.source import Plain
 
 _APART = 1_000_003  # between the seeds of two levels
@@ -174,16 +174,16 @@ class LevelCurriculum:
         *,
         config: CurriculumConfig,
         deciding: str,
-        state: RunState,
+        state: State,
     ):
         self._config, self._deciding = config, deciding
         self._batches = LevelBatches(problems, size, seed)
         saved = {level: Level(**x) for level, x in (state.levels or {}).items()}
         self._now = saved or self._batches.begin()
 
-    def write(self, state: RunState) -> None:
-        """Stores what the next problems depend on."""
-        state.levels = {level: dataclasses.asdict(x) for level, x in self._now.items()}
+    def saved(self) -> dict[str, Any]:
+        """What the next problems depend on: fields of `State`."""
+        return {"levels": {level: dataclasses.asdict(x) for level, x in self._now.items()}}
 
     def draw(self, number: int) -> tuple[Sequence[Problem], Sequence[int]]:
         """The problems of the next rollout. They belong to no pass over the data."""

@@ -22,7 +22,7 @@ from grpojax.programs.sampler import no_samples, unfinished
 from grpojax.run import checks
 from grpojax.run.batch import Batch
 from grpojax.run.parts.part import Part
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.run.source import Plain, fetching, from_text, to_text
 from grpojax.types import Array, PerPrompt, Rollout, Tokens
 
@@ -46,10 +46,9 @@ class Partial(Plain):
         self.places = Places(shape, self.problems, self.context.state)
         self._left = checks.most_left(config, self.policy.sampling.shards)
 
-    def write(self, state: RunState) -> None:
-        """Stores the state that the next draws depend on."""
-        super().write(state)
-        self.places.write(state)
+    def after_step(self) -> dict[str, Any]:
+        """As `Plain`, and the groups that continue."""
+        return super().after_step() | {"partial": self.places.saved()}
 
     def start(self) -> Batch:
         """Dispatches the next rollout, in which some groups continue."""
@@ -129,7 +128,7 @@ class Places:
       state: of a run that goes on.
     """
 
-    def __init__(self, shape: tuple[int, int, int], problems: Sequence[data.Problem], state: RunState):
+    def __init__(self, shape: tuple[int, int, int], problems: Sequence[data.Problem], state: State):
         self._shape = shape
         self._placed: list[tuple[data.Problem, int]] = []  # problems of the previous rollout, each with its pass
         self.carried, self._queue, self._batches = self._nothing(), deque[tuple[data.Problem, int]](), 0
@@ -148,11 +147,11 @@ class Places:
     def _array(self, name: str) -> np.ndarray:
         return self.carried.versions if name == "versions" else getattr(self.carried.samples, name)
 
-    def write(self, state: RunState) -> None:
-        """Stores the state that the next rollouts depend on, except for groups of a rollout in flight."""
+    def saved(self) -> dict[str, Any]:
+        """What the next rollouts depend on, as JSON, except for groups of a rollout in flight."""
         waiting = np.flatnonzero(self.carried.waiting)
         names = ("versions", *(name for name, x in vars(self.carried.samples).items() if x is not None))
-        state.partial = {
+        return {
             "batches": self._batches,
             "queue": [(p.uid, number) for p, number in self._queue],
             "placed": [(p.uid, number) for p, number in self._placed],

@@ -18,7 +18,7 @@ from grpojax import diagnostics, variants
 from grpojax.extensions.methods.influence import Influences
 from grpojax.host import settings
 from grpojax.host.errors import UserError
-from grpojax.programs import batch_shards
+from grpojax.programs import batch_shards, policy_state
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.methods import Differences, differences, in_a_line, label, without_repeats
 from grpojax.records.metrics import TrackingConfig
@@ -261,7 +261,7 @@ def _gwhes(trainer: Trainer, each: Sequence[Batch]) -> PerPrompt:
         weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, batch), success=SUCCESS))
         tokens, mask = batch.rollout.tokens, batch.sampled
         found = run(
-            trainer.learner.weights,
+            policy_state.weights(trainer.state.networks),
             batch.problems,
             tokens,
             batch.rollout.lengths,
@@ -277,29 +277,29 @@ def _gwhes(trainer: Trainer, each: Sequence[Batch]) -> PerPrompt:
 
 def _displacement(trainer: Trainer, each: Sequence[Batch]) -> PerPrompt:
     """Δ(x) of each question, ``[Q]``."""
-    learner = trainer.learner
-    fresh = {role: x for role, x in learner.state.items() if isinstance(x, TrainState)}  # all networks that learn
-    out = []
+    learner, start, out = trainer.learner, trainer.state, []
+    fresh = {role: x for role, x in start.networks.items() if isinstance(x, TrainState)}  # all networks that learn
     for number, batch in enumerate(each):
-        learner.state |= jax.tree.map(jnp.copy, fresh)  # an update takes over its input state
+        # An update takes over its input.
+        networks = {**start.networks, **jax.tree.map(jnp.copy, fresh)}
         minis = learner.pack(batch)  # one minibatch, of one question
-        minis, signals = learner.score(minis)
-        minis, _, _ = learner.weigh(minis, batch, signals)
+        minis, signals = learner.score(networks, minis)
+        minis, _, _ = learner.weigh(networks, minis, batch, signals)
 
-        before = _logps(trainer, minis[0])
-        learner.update(minis, number)
-        after = _logps(trainer, minis[0])
+        before = _logps(trainer, networks, minis[0])
+        state = dataclasses.replace(start, networks=networks, step=number - 1)
+        state, _ = learner.update(state, minis)
+        after = _logps(trainer, state.networks, minis[0])
         mask = batch.sampled
         outcome = _outcome(trainer, batch)
         out.append(float(diagnostics.likelihood_displacement(before, after, outcome, mask, success=SUCCESS)[0]))
-    learner.state |= fresh
     return np.array(out)
 
 
-def _logps(trainer: Trainer, mini: Minibatch) -> Tokens:
-    """Log-probs ``[1, G, T]`` under the current policy."""
-    device, learner = trainer.policy.device, trainer.learner
-    rows = device.call(learner.programs.score, learner.weights, mini.rows.bare).logps
+def _logps(trainer: Trainer, networks: Mapping[str, Any], mini: Minibatch) -> Tokens:
+    """Log-probs ``[1, G, T]`` under the policy."""
+    device, weights = trainer.policy.device, policy_state.weights(networks)
+    rows = device.call(trainer.learner.programs.score, weights, mini.rows.bare).logps
     return batch_shards.gather_groups(mini.layout.unpack(device.get(rows)), 1)
 
 

@@ -19,7 +19,7 @@ from grpojax.rewards.answers import extract
 from grpojax.run import weighing
 from grpojax.run.batch import Batch
 from grpojax.run.minibatch import room
-from grpojax.run.parts.part import Declared, Part, State
+from grpojax.run.parts.part import Declared, Networks, Part
 from grpojax.run.programs import Learning, score_program
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
@@ -296,7 +296,7 @@ class TrueAnswers(Part):
         how = {"model": learning.model, "compute": learning.compute, "temperature": learning.temperature}
         return {PROGRAM: score_program(PROGRAM, learning.graph, **how)}
 
-    def replace(self, state: State, batch: Batch) -> Batch:
+    def replace(self, networks: Networks, batch: Batch) -> Batch:
         """The batch with the true answers spliced into the samples that are scored by their likelihood. It waits for
         the rewards, which stay those of the drawn samples.
 
@@ -307,7 +307,7 @@ class TrueAnswers(Part):
         batch = batch.with_rewards()
         counted, cut = weighing.counted(batch, self.config.train.truncated)
         started, self.work = time.perf_counter(), 0.0
-        found = self._splice(policy_state.weights(state), batch, counted)
+        found = self._splice(policy_state.weights(networks), batch, counted)
         answers = found.answers
         if answers is not None:
             learned = (np.isfinite(counted) & ~cut)[found.chosen]
@@ -320,10 +320,10 @@ class TrueAnswers(Part):
             metrics={**batch.metrics, **found.metrics, "time/late_s": time.perf_counter() - started},
         )
 
-    def after(self, state: State, batch: Batch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+    def after(self, networks: Networks, batch: Batch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         if not self.method.replaces_samples:
             self.work = 0.0
-            found = self._splice(policy_state.weights(state), batch, counted)
+            found = self._splice(policy_state.weights(networks), batch, counted)
             return {"likelihood": found.likelihood, "valid": found.valid}, found.metrics
         if batch.drawn is None:
             raise UserError(

@@ -5,8 +5,9 @@ differs between completions and pairs.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -26,6 +27,7 @@ from grpojax.programs.policy import Policy, model_facts
 from grpojax.programs.state import abstract_state, bound
 from grpojax.run import checks
 from grpojax.run.loop import Loop, Task, Updates
+from grpojax.run.run_state import State
 
 BEST = "-eval/loss"  # the metric of the best checkpoint: the largest
 
@@ -48,7 +50,6 @@ class FineTune(Task):
       UserError: the directory holds a run of another config, or the data or the sizes do not go with it.
 
     Attributes:
-      weights: the policy's weights by role (`grpojax.programs.policy_state`).
       steps: number of updates of the whole run.
     """
 
@@ -128,7 +129,7 @@ class FineTune(Task):
         state = policy_state.start(
             policy, params, made.optimizer, seed=config.train.seed, restored=(restored or {}).get("policy")
         )
-        self.weights = bound(state, policy.device)
+        self.loop.state = dataclasses.replace(self.state, networks=bound(state, policy.device))
         if self.done > self.steps:
             raise UserError(f"{self.steps} steps: the run in {config.run.dir} is at step {self.done} already")
         self.loop.start(held, self.steps, share=self.done / self.steps, columns=self.teaching.columns)
@@ -140,30 +141,31 @@ class FineTune(Task):
             log.info("no data.test: the held-out figures are of data.validation, which also chooses checkpoints")
         return finished
 
-    def step(self, number: int) -> Updates:
+    def step(self, state: State) -> tuple[State, Updates]:
         """Takes the next batch of the data, and learns from it."""
         self.session.control.sync()
-        entries: Any = self.batches[self.done]
+        number, entries = state.step + 1, cast(Any, self.batches[state.step])
         batch = teaching.to_batch(entries, self.shapes)
         part, layout = self.teaching.part(batch, self.shapes, self.reference["train"][[e.uid for e in entries]])
         prompts, tokens = int(batch.prompts.lengths.sum()), int(batch.samples.lengths.sum())
-        metrics = learn(self.programs, self.policy.device, self.weights, part)
-        self.state.num_tokens += prompts + tokens
+        networks, metrics = learn(self.programs, self.policy.device, state.networks, part)
+        num_tokens = state.num_tokens + prompts + tokens
         known = {
             "epoch": number * self.config.train.batch_size / len(self.answers.kept),
-            "num_tokens": float(self.state.num_tokens),
+            "num_tokens": float(num_tokens),
             "useful_token_fraction": layout.useful,
         }
         passes = 3 if self.policy.adapter is None else 2  # frozen weights get no gradient
         work = passes * flops.forward_flops(self.policy.config, batch.prompts.lengths, batch.samples.lengths)
-        return Updates(
+        state = dataclasses.replace(state, networks=networks, step=number, num_tokens=num_tokens)
+        return state, Updates(
             number=number, known=known, metrics=[metrics], tokens=tokens, flops=work, share=number / self.steps
         )
 
     @property
     def networks(self) -> dict[str, Any]:
         """The weights that are saved, by role."""
-        return {"policy": self.weights["policy"]}
+        return {"policy": self.state.networks["policy"]}
 
     # ------------------------------------------------------------------------------------------ held-out data
 
@@ -186,7 +188,7 @@ class FineTune(Task):
     def _score(self, name: str) -> dict[str, float]:
         """The current policy's metrics on a part of the data. If it raises `Stopped`, the evaluation is done later."""
         logps, lengths = self.scorer.sums(
-            self.parts[name].kept, policy_state.weights(self.weights), self.session.control.sync
+            self.parts[name].kept, policy_state.weights(self.state.networks), self.session.control.sync
         )
         return self.teaching.held_out(logps, lengths, self.reference[name])
 

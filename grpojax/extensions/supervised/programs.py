@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import optax
@@ -53,8 +54,10 @@ def make_supervised_programs(
     )
 
 
-def learn(programs: SupervisedPrograms, device: Device, state: dict[str, Any], part: Any) -> dict[str, Any]:
-    """Dispatches an update of the run's ``state`` by role from a part of a batch, and returns its metrics."""
-    learned, frozen = state["policy"], policy_state.frozen(state)
-    state["policy"], metrics = device.call(programs.update, learned, frozen, device.put(part, ROWS))
-    return metrics
+def learn(
+    programs: SupervisedPrograms, device: Device, networks: Mapping[str, Any], part: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Dispatches an update of the run's networks, by role, from a part of a batch. Returns them and its metrics."""
+    learned, frozen = networks["policy"], policy_state.frozen(networks)
+    policy, metrics = device.call(programs.update, learned, frozen, device.put(part, ROWS))
+    return {**networks, "policy": policy}, metrics

@@ -23,9 +23,9 @@ from grpojax.run.recipe import Config
 from grpojax.types import Array, Declared, Samples, Tokens
 from grpojax.variants import Variant
 
-__all__ = ["Declared", "InRows", "Network", "Part", "Program", "State", "Weight", "mean", "read_shape", "zeros"]
+__all__ = ["Declared", "InRows", "Network", "Networks", "Part", "Program", "Weight", "mean", "read_shape", "zeros"]
 
-State = Mapping[str, Any]  # of a run, by role (`grpojax.run.learner.Learner`)
+Networks = Mapping[str, Any]  # of a run, by role (`grpojax.run.run_state.State.networks`)
 InRows = Mapping[str, Sequence[Array]]  # by name, arrays [M, B, R, S] of the devices, one for each minibatch
 
 
@@ -145,7 +145,7 @@ class Part:
         """The roles of `networks` that a checkpoint has."""
         return tuple(self.networks())
 
-    def start(self, params: Any, restored: State | None) -> dict[str, Any]:
+    def start(self, params: Any, restored: Networks | None) -> dict[str, Any]:
         """The state that it adds, by role, without the restored part: by default networks with weights of their own
         (`grpojax.programs.state.Network.first`).
 
@@ -173,21 +173,21 @@ class Part:
         """Results ``[M, B, R, S]`` of every minibatch as ``[P, G, T]`` on the host."""
         return minibatch.whole(self.policy.device, minis, rows)
 
-    def frozen(self, state: State) -> dict[str, Any]:
+    def frozen(self, networks: Networks) -> dict[str, Any]:
         """What its loss reads of the state and does not change, by role."""
         return {}
 
-    def replace(self, state: State, batch: Batch) -> Batch:
+    def replace(self, networks: Networks, batch: Batch) -> Batch:
         """The samples as they are learned from."""
         return batch
 
     def before(
-        self, state: State, minis: Sequence[Minibatch]
+        self, networks: Networks, minis: Sequence[Minibatch]
     ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
         """What needs no rewards: signals ``[P, G, T]`` on the host, and arrays of the rows that stay on the devices."""
         return {}, {}
 
-    def after(self, state: State, batch: Batch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+    def after(self, networks: Networks, batch: Batch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         """Signals that need the rewards, and metrics of the step.
 
         Args:
@@ -205,7 +205,7 @@ class Part:
         """
         return {}, {}
 
-    def end_step(self, state: State, number: int) -> dict[str, Any]:
+    def end_step(self, networks: Networks, number: int) -> dict[str, Any]:
         """The part of the state that changes after the step, by role."""
         return {}
 

@@ -13,7 +13,7 @@ from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network, decoder_network, make_frozen_copy, refreshed
 from grpojax.run.batch import Batch
 from grpojax.run.minibatch import Minibatch
-from grpojax.run.parts.part import Declared, Part, State, read_shape
+from grpojax.run.parts.part import Declared, Networks, Part, read_shape
 from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
@@ -78,36 +78,36 @@ class Reference(Part):
     def saved(self) -> tuple[str, ...]:
         return tuple(self.networks()) if self.every or self.shape.adapter is not None else ()
 
-    def start(self, params: Any, restored: State | None) -> dict[str, Any]:
+    def start(self, params: Any, restored: Networks | None) -> dict[str, Any]:
         if self.role != ROLE or ROLE in (restored or {}):
             return {}
         if self.shape.adapter is not None:
             return {ROLE: policy_state.first_factors(self.policy, params, self.config.train.seed)}
         return {ROLE: self.policy.device.call(self._copy(), params)}
 
-    def _weights(self, state: State) -> Any:
+    def _weights(self, networks: Networks) -> Any:
         """The reference in the form that the score program takes. Copies nothing."""
-        own = state[self.role]
+        own = networks[self.role]
         if self.shape.adapter is None or self.role != ROLE:
             return own
-        return adapters.joined(state[policy_state.BASE], own)
+        return adapters.joined(networks[policy_state.BASE], own)
 
     def _copy(self) -> Program:
         return make_frozen_copy(self.shape.compute, averaged=self.every > 0)
 
     def before(
-        self, state: State, minis: Sequence[Minibatch]
+        self, networks: Networks, minis: Sequence[Minibatch]
     ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
-        logps = [scores.logps for scores in self.on_rows(self.programs.score, minis, self._weights(state))]
+        logps = [scores.logps for scores in self.on_rows(self.programs.score, minis, self._weights(networks))]
         signals = {"ref_logps": self.whole(minis, logps)} if self.compares(self.variant) else {}
         return signals, {"ref_logps": logps}
 
-    def end_step(self, state: State, number: int) -> dict[str, Any]:
+    def end_step(self, networks: Networks, number: int) -> dict[str, Any]:
         if not self.every or number % self.every:
             return {}
         refresh = self.programs.parts["reference refresh"]
         mix = self.config.train.reference_mix
-        return {ROLE: self.policy.device.call(refresh, state[ROLE], state["policy"].params, mix)}
+        return {ROLE: self.policy.device.call(refresh, networks[ROLE], networks["policy"].params, mix)}
 
     def flops(self, batch: Batch) -> dict[str, float]:
         return {"score": forward_flops(self.shape.config, batch)}

@@ -30,17 +30,17 @@ def test_a_critic_stands_on_the_policys_base(recipe, tmp_path):
     short = ["train.steps=2", "data.validation=null", "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4"]
     ppo = [*short, "variant=ppo", "critic.optimizer.learning_rate=0.02"]
     run = trainer(recipe, tmp_path / "run", *ppo, eos_ids=())
-    start = jax.tree.map(np.asarray, run.learner.state["critic"].params)
+    start = jax.tree.map(np.asarray, run.state.networks["critic"].params)
     assert run.run()
-    state = run.learner.state
-    assert set(state) == {"policy", "critic", "base"} and set(run.learner.saved()) == {"policy", "critic"}
+    state = run.state.networks
+    assert set(state) == {"policy", "critic", "base"} and set(run.networks) == {"policy", "critic"}
     moved = {name: np.abs(x - start[name]).max() for name, x in state["critic"].params.items()}
     assert moved["token_head"] > 1e-3 and moved["q_b"] > 1e-4 and "embed" not in moved
     assert any(
         np.abs(x - state["policy"].params[n]).max() > 1e-4 for n, x in state["critic"].params.items() if "_b" in n
     )
     again = trainer(recipe, tmp_path / "run", *ppo, "train.steps=3", eos_ids=())
-    jax.tree.map(np.testing.assert_array_equal, again.learner.state, state)
+    jax.tree.map(np.testing.assert_array_equal, again.state.networks, state)
     again.close()
     assert cli.main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "out")]) == 0
     trunk = hf_params(tmp_path / "out" / "critic")

@@ -48,8 +48,8 @@ def lines_of(directory):
     return [line for line in numbers(directory) if "reward" in line]
 
 
-def copied(learner):
-    return jax.tree.map(lambda x: np.array(x), learner.state["policy"].params)
+def copied(state):
+    return jax.tree.map(lambda x: np.array(x), state.networks["policy"].params)
 
 
 @pytest.mark.in_ci("plain")
@@ -58,13 +58,14 @@ def copied(learner):
 def test_samples_are_of_the_weights_before_the_step_that_they_were_drawn_beside(recipe, tmp_path, kind):
     """Drawn anew under those weights they are the same, bit for bit; so are their log-probs."""
     trainer = Trainer(load(recipe, tmp_path / "run", *KINDS[kind]))
-    versions, seen = {0: copied(trainer.learner)}, []
+    versions, seen = {0: copied(trainer.state)}, []
 
-    def note(problems, rollout):
-        seen.append((problems, rollout))
-        versions[trainer.learner.updates] = copied(trainer.learner)
+    def note(state, plain=trainer.step):
+        state, updates = plain(state)
+        versions[state.updates] = copied(state)
+        return state, updates
 
-    trainer.on_step = note
+    trainer.on_step, trainer.step = lambda *given: seen.append(given), note
     assert trainer.run()
     lines, updates = lines_of(tmp_path / "run"), trainer.config.train.updates_a_rollout
     assert updates == {"plain": 2, "greedy": 1}[kind]
@@ -319,20 +320,20 @@ def asked_beside(load_trainer, stray, monkeypatch):
 
     spies.watch(monkeypatch, program)
     trainer = load_trainer()
-    first, last, elsewhere = trainer.learner.replace, trainer._under_way, contextlib.ExitStack()
+    first, last, elsewhere = trainer.learner.replace, trainer._counts, contextlib.ExitStack()
 
-    def begins(batch):  # the samples are there
+    def begins(*given):  # the samples are there
         if not trainer.done:
             elsewhere.enter_context(jax.default_device(stray))
             monkeypatch.setattr(Primitive, "bind", note)
-        return first(batch)
+        return first(*given)
 
     def ends(*given):  # the updates are under way
         elsewhere.close()
         monkeypatch.setattr(Primitive, "bind", bind)
         return last(*given)
 
-    trainer.learner.replace, trainer._under_way = begins, ends
+    trainer.learner.replace, trainer._counts = begins, ends
     assert trainer.run()
     for names in asked.values():
         names.discard("device_put")

@@ -40,11 +40,11 @@ def warmed(recipe, tmp_path_factory):
     """A PPO run of one step of the critic alone, and one of both; with the states after each."""
     directory = tmp_path_factory.mktemp("runs") / "ppo"
     run = trainer(recipe, directory, "variant=ppo", "critic.warmup_steps=1")
-    states, plain = [weights(run.learner.state)], run.learner.end_step
+    states, plain = [weights(run.state.networks)], run.learner.end_step
 
-    def end_step(number):
-        states.append(weights(run.learner.state))
-        plain(number)
+    def end_step(state):
+        states.append(weights(state.networks))
+        return plain(state)
 
     run.learner.end_step = end_step
     assert run.run()
@@ -74,7 +74,7 @@ def test_it_is_saved_exported_and_shown(warmed, recipe, tmp_path, capsys):
     folder = tmp_path / "policy" / "critic"
     again = trainer(recipe, tmp_path / "again", "variant=ppo", f"critic.path={folder}")
     jax.tree.map(
-        np.testing.assert_array_equal, weights(again.learner.state["critic"].params), states[2]["critic"].params
+        np.testing.assert_array_equal, weights(again.state.networks["critic"].params), states[2]["critic"].params
     )
     again.close()
     (critic,) = (part for part in again.parts if isinstance(part, Critic))
@@ -132,9 +132,9 @@ def test_minibatches_iterations_and_microbatches(recipe, tmp_path, overrides):
     # Adam would make as much of a rounding error as of a gradient, and a second step would draw other samples by it.
     several = ["train.minibatches=2", "train.ppo_epochs=2", "train.steps=1", "critic.optimizer.name=sgd"]
     run = trainer(recipe, tmp_path / "run", *overrides, *several, "train.microbatches=2")
-    before = weights(run.learner.state)
+    before = weights(run.state.networks)
     assert run.run()
-    after = weights(run.learner.state)
+    after = weights(run.state.networks)
     assert int(after["critic"].step) == int(after["policy"].step) == 4
     assert moved(before["critic"].params, after["critic"].params) > 1e-3
     assert ("critic_trunk" in before) == ("critic.trunk=frozen" in overrides)
@@ -144,7 +144,7 @@ def test_minibatches_iterations_and_microbatches(recipe, tmp_path, overrides):
         assert moved(before["policy"].params, after["policy"].params) > 1e-3
     whole = trainer(recipe, tmp_path / "whole", *overrides, *several)
     assert whole.run()
-    assert moved(whole.learner.state["critic"].params, after["critic"].params) < 1e-5
+    assert moved(whole.state.networks["critic"].params, after["critic"].params) < 1e-5
 
 
 @pytest.mark.slow
@@ -152,8 +152,8 @@ def test_the_bias_acts_on_the_next_advantages(recipe, tmp_path):
     run = trainer(recipe, tmp_path / "run", "variant=token_critic", "critic.optimizer.learning_rate=0.1")
     told, plain = [], run.learner.weigh
 
-    def weigh(minis, batch, signals):
-        minis, batch, measured = plain(minis, batch, signals)
+    def weigh(networks, minis, batch, signals):
+        minis, batch, measured = plain(networks, minis, batch, signals)
         targets = [np.asarray(m.rows.arrays["critic_targets"]) for m in minis]
         told.append(((batch.advantages, measured), signals["token_bias"], targets))
         return minis, batch, measured

@@ -1,5 +1,6 @@
 """``grpojax displacement``: one update on each question alone."""
 
+import dataclasses
 import doctest
 import json
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from grpojax.cli import main as cli
 from grpojax.extensions.methods import question_updates
 from grpojax.host.errors import UserError
 from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.run.run_state import State
 from grpojax.types import TrainState
 
 FOUND = question_updates.QuestionUpdates(
@@ -185,26 +187,26 @@ class Counting:
     """A learner whose updates add 1 to the weights of every network, and take the arrays over."""
 
     def __init__(self):
-        zero = TrainState(step=jnp.zeros((), jnp.int32), params=jnp.zeros(2), opt_state=jnp.zeros(3))
-        self.state = {role: jax.tree.map(jnp.copy, zero) for role in ("policy", "critic")} | {"reference": jnp.ones(2)}
         self.seen = []
 
     def pack(self, batch):
         return [None]
 
-    def score(self, minis):
+    def score(self, networks, minis):
         return minis, {}
 
-    def weigh(self, *args):
-        both = [self.state[role] for role in ("policy", "critic")]
+    def weigh(self, networks, *rest):
+        both = [networks[role] for role in ("policy", "critic")]
         self.seen.append([float(x) for s in both for x in (s.step, s.params[0], s.opt_state[0])])
-        return args[0], args[1], {}
+        return *rest[:2], {}
 
-    def update(self, minis, number):
+    def update(self, state, minis):
+        networks = {**state.networks}
         for role in ("policy", "critic"):
-            before = self.state[role]
-            self.state[role] = jax.tree.map(lambda x: x + 1, before)
+            before = networks[role]
+            networks[role] = jax.tree.map(lambda x: x + 1, before)
             jax.tree.map(lambda x: x.delete(), before)
+        return dataclasses.replace(state, networks=networks), []
 
 
 def test_every_network_starts_over_with_each_question(monkeypatch):
@@ -213,9 +215,11 @@ def test_every_network_starts_over_with_each_question(monkeypatch):
     monkeypatch.setattr(question_updates, "_outcome", lambda *args: outcome)
     monkeypatch.setattr(question_updates, "_logps", lambda trainer, *rest: np.full((1, 2, 3), -1.0, np.float32))
     learner, batch = Counting(), SimpleNamespace(sampled=np.arange(3) < np.array([[[2], [3]]]))
-    question_updates._displacement(SimpleNamespace(learner=learner), [batch] * 3)
+    zero = TrainState(step=jnp.zeros((), jnp.int32), params=jnp.zeros(2), opt_state=jnp.zeros(3))
+    networks = {role: jax.tree.map(jnp.copy, zero) for role in ("policy", "critic")} | {"reference": jnp.ones(2)}
+    question_updates._displacement(SimpleNamespace(learner=learner, state=State(networks=networks)), [batch] * 3)
     assert learner.seen == [[0.0] * 6] * 3
-    assert float(learner.state["critic"].params[0]) == 0
+    assert float(networks["critic"].params[0]) == 0
 
 
 SHORT = ["rewards.0.name=tiny_run:parity", "rollout.max_tokens=4", "optimizer.learning_rate=1e-3"]

@@ -35,8 +35,9 @@ def weighed(run):
     batch = run.source.next(1, run.source.begin(1))
     minis = run.learner.pack(batch)
     batch = batch.with_rewards()
-    minis, signals = run.learner.score(minis)
-    minis, batch, told = run.learner.weigh(minis, batch, signals)
+    networks = run.state.networks
+    minis, signals = run.learner.score(networks, minis)
+    minis, batch, told = run.learner.weigh(networks, minis, batch, signals)
     return batch.advantages, told, batch, minis
 
 
@@ -81,7 +82,7 @@ def test_the_policy_as_its_own_teacher_teaches_nothing(recipe, tmp_path):
     run = trainer(recipe, tmp_path, recipe.parent)
     try:
         advantages, told, batch, minis = weighed(run)
-        (update,) = run.learner.update(minis, 1)
+        _, (update,) = run.learner.update(run.state, minis)
     finally:
         run.close()
     assert not advantages.any() and told["teacher/kl"] == 0
@@ -92,7 +93,7 @@ def test_a_student_comes_nearer(recipe, teacher, tmp_path):
     """Over a stop in between, too: no checkpoint has the teacher."""
     first = trainer(recipe, tmp_path, teacher)
     first.on_step = lambda *_: first.done + 1 == 3 and first.session.control.ask("SIGTERM")
-    assert not first.run() and set(first.learner.saved()) == {"policy"}
+    assert not first.run() and set(first.networks) == {"policy"}
     assert trainer(recipe, tmp_path, teacher).run()
     apart = [line["teacher/kl"] for line in numbers(tmp_path) if "teacher/kl" in line]
     assert len(apart) == 6 and 0 < apart[-1] < 0.5 * apart[0]

@@ -81,7 +81,9 @@ def test_it_trains_with_a_filter_and_counts_what_it_draws(recipe, tmp_path):
     trainer.source.submit = submit
     batches = []
     weigh = trainer.learner.weigh
-    trainer.learner.weigh = lambda minis, batch, *rest: batches.append(batch) or weigh(minis, batch, *rest)
+    trainer.learner.weigh = lambda networks, minis, batch, *rest: (
+        batches.append(batch) or weigh(networks, minis, batch, *rest)
+    )
     assert trainer.run()
     lines = [line for line in numbers(tmp_path / "run") if "reward" in line]
     assert lines[-1]["num_tokens"] == sum(n for _, n in seen)

@@ -15,7 +15,7 @@ from grpojax.extensions.methods.sections import CurriculumConfig
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 
 # Level 1 is always solved, level 3 never, level 2 by one sample of two.
 REWARDS = {1: 1.0, 2: None, 3: 0.0}
@@ -121,7 +121,7 @@ def test_two_processes_draw_what_one_does(recipe, leveled, tmp_path):
 def curriculum(levels="aab", **options):
     problems = [data.Problem(uid, (1,), "q", None, {}, level=x) for uid, x in enumerate(levels)]
     made = data.Problems(tuple(problems), (1.0,), 0, (), "", tuple)
-    return LevelCurriculum(made, 2, 0, config=CurriculumConfig(**options), deciding="x", state=RunState()), problems
+    return LevelCurriculum(made, 2, 0, config=CurriculumConfig(**options), deciding="x", state=State()), problems
 
 
 def judged(problems, values, seeded=None, failed=None):
@@ -138,8 +138,7 @@ def test_rates_are_of_samples_without_solved_problems_before_them():
     made.note([(judged([one, two, three], [[1, 0], [1, 1], [nan, nan]], seeded, failed), [0] * 3)])
     assert made.metrics()["levels/a/solve_rate"] == pytest.approx(0.75 * 0.5 + 0.25 * 0.25)
     assert made.metrics()["levels/b/solve_rate"] == 0.5
-    made.write(state := RunState())
-    assert state.levels["a"]["rate"] == made.metrics()["levels/a/solve_rate"]
+    assert made.saved()["levels"]["a"]["rate"] == made.metrics()["levels/a/solve_rate"]
 
 
 def test_a_graded_reward_needs_a_success():

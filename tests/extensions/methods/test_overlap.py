@@ -22,7 +22,7 @@ from grpojax.models import score
 from grpojax.programs import sampler
 from grpojax.run import batch, checks, method, step_metrics
 from grpojax.run import recipe as config
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.run.sections import RolloutConfig
 from grpojax.types import Rollout
 
@@ -51,7 +51,7 @@ class Watched:
 
     def __init__(self, trainer):
         self.trainer, self.places = trainer, plain_source(trainer).places
-        self.weights, self.learned, self.rest, self.versions = {0: self._weights()}, [], [], []
+        self.weights, self.learned, self.rest, self.versions = {0: self._weights(trainer.state)}, [], [], []
         plain = self.places.keep
 
         def keep(in_flight, rest):
@@ -59,16 +59,20 @@ class Watched:
             self.versions.append(in_flight.versions)
             plain(in_flight, rest)
 
-        self.places.keep, trainer.on_step = keep, self._note
+        self.places.keep, trainer.on_step = keep, lambda *given: self.learned.append(given)
+        step = trainer.step
+
+        def note(state):
+            state, updates = step(state)
+            self.weights[state.updates] = self._weights(state)
+            return state, updates
+
+        trainer.step = note
         policy = trainer.policy
         self._score = jax.jit(lambda params, rows: score(policy.graph, params, rows, policy.compute).logps)
 
-    def _weights(self):
-        return jax.tree.map(lambda x: np.array(x), self.trainer.learner.state["policy"].params)
-
-    def _note(self, problems, rollout):
-        self.learned.append((problems, rollout))
-        self.weights[self.trainer.learner.updates] = self._weights()
+    def _weights(self, state):
+        return jax.tree.map(lambda x: np.array(x), state.networks["policy"].params)
 
     def logps(self, step, version):
         """Of what a step learned from, under other weights."""
@@ -276,15 +280,12 @@ def in_flight_of(problems, passes, taken, version):
 
 def test_groups_keep_their_places_and_the_others_go_to_the_queue():
     """Three places of two samples of up to four tokens. Also from a record of each state, through JSON's types."""
-    rows = partial.Places((3, 2, 4), problems_of(*range(12)), RunState())
+    rows = partial.Places((3, 2, 4), problems_of(*range(12)), State())
     seen = []
     for version, lengths in enumerate([[(0, 0), (4, 2), (0, 0)], [(0, 0), (4, 3), (1, 1)], [(0, 0)] * 3, [(0, 0)] * 3]):
-        state, same = RunState(), RunState()
-        rows.write(state)
-        record = json.loads(json.dumps(state.record()))
-        again = partial.Places((3, 2, 4), problems_of(*range(12)), RunState.of(record))
-        again.write(same)
-        assert json.loads(json.dumps(same.record())) == record
+        record = json.loads(json.dumps(rows.saved()))
+        again = partial.Places((3, 2, 4), problems_of(*range(12)), State(partial=record))
+        assert json.loads(json.dumps(again.saved())) == record
         problems, passes, taken = again.fill(draw)
         other = rows.fill(draw)
         assert jax.tree.all(jax.tree.map(np.array_equal, taken.samples, other[2].samples))

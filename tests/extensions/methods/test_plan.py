@@ -93,8 +93,8 @@ def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
     advantages, weigh = [], trainer.learner.weigh
     trainer.learner.weigh = lambda *args: advantages.append(weigh(*args)) or advantages[-1]
     sums, update = [], trainer.learner.update
-    trainer.learner.update = lambda minis, *rest, **options: (
-        sums.extend(float(m.rows.arrays["weights"].sum()) for m in minis) or update(minis, *rest, **options)
+    trainer.learner.update = lambda state, minis, **options: (
+        sums.extend(float(m.rows.arrays["weights"].sum()) for m in minis) or update(state, minis, **options)
     )
     assert trainer.run()
     np.testing.assert_allclose(sums, np.ones(6), atol=1e-6)

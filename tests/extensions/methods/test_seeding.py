@@ -16,7 +16,7 @@ from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.run.curriculum import Curriculum
-from grpojax.run.run_state import RunState
+from grpojax.run.run_state import State
 from grpojax.run.sections import RetireConfig
 
 
@@ -121,12 +121,12 @@ def run(recipe, tmp_path_factory):
     note, score_all, score = trainer.source.note, trainer.learner.score, trainer.learner.programs.score
     trainer.source.note = lambda batch: kept.extend(batch.as_drawn) or note(batch)
 
-    def scored(minis):
+    def scored(networks, minis):
         for m in minis:
-            own = score(trainer.learner.state["policy"].params, m.rows.bare).logps
+            own = score(networks["policy"].params, m.rows.bare).logps
             off = np.abs(np.asarray(own) - np.asarray(m.rows.arrays["sampler_logps"]))
             apart.append(off[m.layout.index >= 0].max())
-        return score_all(minis)
+        return score_all(networks, minis)
 
     trainer.learner.score = scored
     assert trainer.run()
@@ -182,15 +182,14 @@ def test_what_is_solved_with_solutions_before_it_is_not_solved():
     problems = [Problem(uid, (1,), "q", None, {}) for uid in range(3)]
     retire = RetireConfig(share=1.0)
     curriculum = Curriculum(
-        Problems(tuple(problems), (1.0,), 0, (), "", len), 2, 0, retire=retire, deciding="x", state=RunState()
+        Problems(tuple(problems), (1.0,), 0, (), "", len), 2, 0, retire=retire, deciding="x", state=State()
     )
     judged = SimpleNamespace(
         problems=problems, by_name={"x": np.ones((3, 2))}, seeded=np.array([True, False, False]),
         rollout=SimpleNamespace(lengths=np.full((3, 2), 4)),
     )  # fmt: skip
     curriculum.note([(judged, [0, 0, 0])])
-    curriculum.write(state := RunState())
-    assert [uid for uid, _ in state.solved] == [1, 2]
+    assert [uid for uid, _ in curriculum.saved()["solved"]] == [1, 2]
 
 
 def test_settings_that_cannot_be(recipe, tmp_path):

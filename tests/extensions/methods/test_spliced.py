@@ -67,14 +67,15 @@ def step_of(trainer):
     """The first step of a run, with its updates."""
     try:
         learner = trainer.learner
-        batch = learner.replace(trainer.source.next(1, trainer.source.begin(1)))
+        networks = trainer.state.networks
+        batch = learner.replace(networks, trainer.source.next(1, trainer.source.begin(1)))
         minis = learner.pack(batch)
-        (mini,), signals = learner.score(minis)
+        (mini,), signals = learner.score(networks, minis)
         rows = mini.rows.arrays
         assert "sampler_logps" not in rows
         old, ref = (mini.layout.unpack(np.asarray(rows[name])) for name in ("old_logps", "ref_logps"))
-        minis, batch, _ = learner.weigh([mini], batch, signals)
-        owed = learner.update(minis, 1)
+        minis, batch, _ = learner.weigh(networks, [mini], batch, signals)
+        _, owed = learner.update(trainer.state, minis)
         return Step(batch, texts(batch, trainer.policy), old, ref, batch.advantages, owed)
     finally:
         trainer.close()
@@ -156,7 +157,7 @@ def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path):
     def trainer():
         run = trainer_of(recipe, tmp_path, EVERY)
         plain = run.learner.replace
-        run.learner.replace = lambda sampled: drawn.append(sampled) or plain(sampled)
+        run.learner.replace = lambda networks, sampled: drawn.append(sampled) or plain(networks, sampled)
         return run
 
     first = trainer()
@@ -205,8 +206,9 @@ def test_samples_that_were_not_replaced_are_refused(recipe, tmp_path):
         batch = trainer.source.next(1, trainer.source.begin(1))
         minis = trainer.learner.pack(batch)
         with pytest.raises(UserError, match="as they are: set variant.train_on=sampled"):
-            minis, signals = trainer.learner.score(minis)
-            trainer.learner.weigh(minis, batch.with_rewards(), signals)
+            networks = trainer.state.networks
+            minis, signals = trainer.learner.score(networks, minis)
+            trainer.learner.weigh(networks, minis, batch.with_rewards(), signals)
     finally:
         trainer.close()
 

@@ -108,7 +108,7 @@ def trainer_of(recipe, directory, variant, *more, devices=1, eos_ids=None):
 def late(trainer):
     """A rollout's likelihoods, what is logged of them, and the samples."""
     batch = trainer.source.next(1, trainer.source.begin(1)).with_rewards()
-    made, logged = trainer.learner.signals_after_rewards(batch, batch.total)
+    made, logged = trainer.learner.signals_after_rewards(trainer.state.networks, batch, batch.total)
     return made["likelihood"], logged, batch
 
 
@@ -140,7 +140,8 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
                 batch, rollout=dataclasses.replace(batch.rollout, lengths=lengths),
                 by_name={name: np.where(fails, 0.0, 1.0 * x + [1, 0, 0, 0]) for name, x in batch.by_name.items()},
             )  # fmt: skip
-            likelihood.append(learner.signals_after_rewards(batch, batch.total)[0]["likelihood"])
+            made, _ = learner.signals_after_rewards(trainer.state.networks, batch, batch.total)
+            likelihood.append(made["likelihood"])
         assert learner.programs.score.jitted()._cache_size() <= 3
         assert len({int(np.isfinite(x).sum()) for x in likelihood}) > 5
     finally:
@@ -155,8 +156,9 @@ def check_too_long(trainer):
     long = ~np.isfinite(got)
     assert logged["ground_truth/too_long"] == long.sum() and 0 < long.sum() < long.size - 8
     minis = learner.pack(batch)
-    minis, signals = learner.score(minis)
-    minis, batch, _ = learner.weigh(minis, batch, signals)
+    networks = trainer.state.networks
+    minis, signals = learner.score(networks, minis)
+    minis, batch, _ = learner.weigh(networks, minis, batch, signals)
     advantages = batch.advantages
     weights = whole(policy.device, minis, [m.rows.arrays["weights"] for m in minis])
     assert not advantages[long].any() and not weights[long].any() and weights[~long].any(-1).all()

@@ -57,10 +57,11 @@ from grpojax.programs import blocks
 
 whole = blocks.pack
 
-def pack(batch, **how):
-    lengths = np.random.default_rng(0).exponential(batch.tokens.shape[2] / 5, batch.lengths.shape).astype(int)
-    batch = dataclasses.replace(batch, lengths=lengths.clip(1, batch.tokens.shape[2]))
-    packed, layout = whole(batch, **{**how, "least": 1024})
+def pack(prompts, samples, arrays, **how):
+    most = samples.tokens.shape[2]
+    lengths = np.random.default_rng(0).exponential(most / 5, samples.lengths.shape).astype(int)
+    samples = dataclasses.replace(samples, lengths=lengths.clip(1, most))
+    packed, layout = whole(prompts, samples, arrays, **{**how, "least": 1024})
     print(json.dumps([packed.tokens.shape, [x.shape for x in packed.gather]]))
     return packed, layout
 

@@ -226,7 +226,9 @@ def test_epochs_are_passes_over_the_data(recipes, tmp_path):
 def test_the_held_out_loss_is_that_of_its_answers_one_by_one(recipes, unbroken, tmp_path):
     """Evaluation fills its last batch up; what fills it counts in nothing."""
     by_tokens = run_of(recipes, "sft", tmp_path / "a", "data.train=" + str(recipes["sft"].parent / "sft.jsonl"))
-    logps, lengths = by_tokens.scorer.sums(by_tokens.parts["validation"].kept, by_tokens.weights["policy"].params)
+    logps, lengths = by_tokens.scorer.sums(
+        by_tokens.parts["validation"].kept, by_tokens.state.networks["policy"].params
+    )
     by_tokens.close()
     assert len(logps) == 18 and len(logps) % 8  # prompts
     before = numbers(unbroken / "sft")[0]
@@ -248,7 +250,7 @@ def test_answers_of_tools_are_read_and_not_learned(recipes, tmp_path):
         for uid, (end, turns) in enumerate([(n, (n,)), (n - 1, (n - 1,)), (1, (1,)), (n, (1, n - 2, 1))])
     )
     entries = [whole, head, call, played]
-    sums, counts = run.scorer.sums(entries, run.weights["policy"].params)
+    sums, counts = run.scorer.sums(entries, run.state.networks["policy"].params)
     assert counts[:, 0].tolist() == [n, n - 1, 1, 2]
     # What the call and the last token cost; the last token is the whole answer's without its head.
     np.testing.assert_allclose(sums[3, 0], sums[2, 0] + sums[0, 0] - sums[1, 0], atol=1e-4)
