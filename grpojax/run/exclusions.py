@@ -72,7 +72,7 @@ class Resolved:
       filter: dynamic sampling, None without.
       rollout, train: sections of the recipe.
       older: whether samples are of an older policy.
-      scores_old: whether all samples are scored by the policy before the first update.
+      needs_old_logps: whether all samples are scored by the policy before the first update.
     """
 
     variant: variants.Variant
@@ -82,7 +82,7 @@ class Resolved:
     rollout: Any
     train: Any
     older: bool
-    scores_old: bool
+    needs_old_logps: bool
 
     @property
     def kl_in_reward(self) -> bool:
@@ -178,7 +178,7 @@ _SKIPS = (
     _skips(
         "several updates a rollout, or samples of an older policy",
         "all samples are scored before the first update; not so with `variant.ratio_denominator: sampler`",
-        lambda c: c.scores_old,
+        lambda c: c.needs_old_logps,
         lambda c: (
             "several updates a rollout, or older samples: all are scored first; set variant.ratio_denominator=sampler"
         ),

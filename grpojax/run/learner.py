@@ -32,7 +32,8 @@ from grpojax.types import Array, Declared, PerPrompt, Prompts, Rollout, Samples,
 
 
 class Learner:
-    """The networks of a run and the programs that train them.
+    """What a run does with a batch on its devices: rows, scores, weights, updates. It holds no state of the run; its
+    methods take the networks by role, or the `State`, and return what follows.
 
     Args:
       policy: the model; its weights are taken over by `start`.
@@ -66,10 +67,10 @@ class Learner:
         self.least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
         self.objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
-        self._moves = method.scores_old(train.updates_a_rollout)
-        self._compares = any(part.compares(method.variant) for part in parts)
-        self._scores_self = method.scores_self(train.updates_a_rollout)
-        self.scores_a_step = int(self._scores_self) + sum(part.passes for part in parts)
+        self._needs_old_logps = method.needs_old_logps(train.updates_a_rollout)
+        self._needs_policy_logps = any(part.needs_policy_logps(method.variant) for part in parts)
+        self._scores_policy = method.scores_policy(train.updates_a_rollout)
+        self.scores_a_step = int(self._scores_policy) + sum(part.passes for part in parts)
         for part in parts:
             part.open(policy, programs, longest_prompt=max_prompt_tokens)
 
@@ -79,7 +80,7 @@ class Learner:
             self.policy.config,
             batch,
             learned=batch.taught,
-            scores=int(self._scores_self),
+            scores=int(self._scores_policy),
             iterations=self.train.ppo_epochs,
             picks=self.objective.needs_covariance_mask,
             policy_learns=not self._learns_alone(number),
@@ -172,7 +173,7 @@ class Learner:
         self, networks: Mapping[str, Any], minis: Sequence[Minibatch]
     ) -> tuple[list[Minibatch], dict[str, Tokens]]:
         """Runs the parts' programs that need no rewards, and scores the samples by the policy before its updates if a
-        term or the variant needs it (`Method.scores_self`). The quickstart runs no program here.
+        term or the variant needs it (`Method.scores_policy`). The quickstart runs no program here.
 
         Returns the minibatches with what a loss reads of the scores, and the signals for the variant: fields of
         `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
@@ -183,13 +184,13 @@ class Learner:
             made, arrays = part.before(networks, minis)
             signals |= _declared_by(part, made)
             minis = self._filled(minis, arrays)
-        if self._scores_self:
+        if self._scores_policy:
             weights = policy_state.weights(networks)
             own = [device.call(programs.score_policy, weights, m.rows.bare) for m in minis]
             logps = [scores.logps for scores in own]
-            if self._moves:
+            if self._needs_old_logps:
                 minis = self._filled(minis, {"old_logps": logps})
-            if self._compares:
+            if self._needs_policy_logps:
                 signals["behavior_logps"] = whole(device, minis, logps)
             if self._needs_entropy:
                 signals["entropy"] = whole(device, minis, [s.entropy for s in own])

@@ -48,7 +48,7 @@ class Method:
     deciding: str
     older: bool = False
 
-    def scores_old(self, updates: int) -> bool:
+    def needs_old_logps(self, updates: int) -> bool:
         """Whether the ratio's denominator is the log-probs from before the first of a step's ``updates``.
 
         With one update these are the policy's own, and the ratio is 1. This is never assumed for older samples: the
@@ -56,17 +56,10 @@ class Method:
         """
         return (self.older or updates > 1) and self.variant.objective.ratio_denominator == "trainer"
 
-    def scores_self(self, updates: int) -> bool:
+    def scores_policy(self, updates: int) -> bool:
         """Whether the policy scores the samples before the first of a step's ``updates``."""
-        compares = any(kind.compares(self.variant) for kind in parts.kinds(self.variant).values())
-        return self.scores_old(updates) or "entropy" in self.variant.needs or compares
-
-    def plain_scores(self, train: TrainConfig) -> int:
-        """How often a step runs the policy's scores without entropy. A mask of covariances is of the policy as it is
-        before each update."""
-        masks = train.updates_a_rollout * int(self.variant.objective.needs_covariance_mask)
-        own = self.scores_self(train.updates_a_rollout) and "entropy" not in self.variant.needs
-        return masks + train.minibatches * int(own)
+        compared = any(kind.needs_policy_logps(self.variant) for kind in parts.kinds(self.variant).values())
+        return self.needs_old_logps(updates) or "entropy" in self.variant.needs or compared
 
     @property
     def replaces_samples(self) -> bool:
@@ -284,7 +277,7 @@ def _check(method: Method, options: Mapping[str, Any], rollout: RolloutConfig, t
         rollout=rollout,
         train=train,
         older=method.older,
-        scores_old=method.scores_old(train.updates_a_rollout),
+        needs_old_logps=method.needs_old_logps(train.updates_a_rollout),
     )
     exclusions.check("method", resolved)
 

@@ -42,7 +42,7 @@ class Teacher(Part):
     passes = 1
 
     @classmethod
-    def compares(cls, variant: Variant) -> bool:
+    def needs_policy_logps(cls, variant: Variant) -> bool:
         return True
 
     @classmethod

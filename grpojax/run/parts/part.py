@@ -71,8 +71,9 @@ class Part:
     # From a recipe, before there is a model.
 
     @classmethod
-    def compares(cls, variant: Variant) -> bool:
-        """Whether its signals are compared with the policy's own log-probs, which are then a signal too."""
+    def needs_policy_logps(cls, variant: Variant) -> bool:
+        """Whether its signals are compared with the policy's own log-probs. The policy then scores its samples before
+        the updates, and a variant finds these log-probs in ``behavior_logps``, in place of the sampler's."""
         return False
 
     @classmethod

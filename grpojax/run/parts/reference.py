@@ -44,7 +44,7 @@ class Reference(Part):
         return {}
 
     @classmethod
-    def compares(cls, variant: Variant) -> bool:
+    def needs_policy_logps(cls, variant: Variant) -> bool:
         """A KL in the rewards compares log-probs of the trainer's own numerics, not the sampler's."""
         return variant.objective.kl_in != "loss"
 
@@ -99,7 +99,7 @@ class Reference(Part):
         self, networks: Networks, minis: Sequence[Minibatch]
     ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
         logps = [scores.logps for scores in self.on_rows(self.programs.score, minis, self._weights(networks))]
-        signals = {"ref_logps": self.whole(minis, logps)} if self.compares(self.variant) else {}
+        signals = {"ref_logps": self.whole(minis, logps)} if self.needs_policy_logps(self.variant) else {}
         return signals, {"ref_logps": logps}
 
     def end_step(self, networks: Networks, number: int) -> dict[str, Any]:

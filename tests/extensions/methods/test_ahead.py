@@ -83,7 +83,9 @@ def test_samples_are_of_the_weights_before_the_step_that_they_were_drawn_beside(
 def test_the_ratio_is_that_to_the_policy_that_drew_them(recipe, tmp_path):
     """One update a step: with the samples' own weights it would be 1 throughout."""
     trainer = Trainer(load(recipe, tmp_path / "run"))
-    assert trainer.config.method.variant.objective.ratio_denominator == "sampler" and not trainer.learner._moves
+    assert (
+        trainer.config.method.variant.objective.ratio_denominator == "sampler" and not trainer.learner._needs_old_logps
+    )
     assert trainer.run()
     ratios = [line["ratio_mean"] for line in lines_of(tmp_path / "run")]
     assert ratios[0] == pytest.approx(1.0, abs=1e-6) and all(abs(r - 1) > 1e-4 for r in ratios[1:])
@@ -91,7 +93,7 @@ def test_the_ratio_is_that_to_the_policy_that_drew_them(recipe, tmp_path):
 
 def test_with_an_importance_it_is_against_a_pass_of_the_trainer_which_is_corrected_to_the_sampler(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "variant={name: grpo, importance: truncate}", "train.steps=3"))
-    assert trainer.config.method.variant.objective.ratio_denominator == "trainer" and trainer.learner._scores_self
+    assert trainer.config.method.variant.objective.ratio_denominator == "trainer" and trainer.learner._scores_policy
     assert trainer.run()
     lines = lines_of(tmp_path / "run")
     assert [line["ratio_mean"] for line in lines] == pytest.approx([1.0] * 3, abs=1e-6)

@@ -152,7 +152,7 @@ from grpojax.extensions.methods import token_influence
 from grpojax.programs import packing
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.extensions.plan import planner
-from grpojax.types import Prompts
+from grpojax.types import Prompts, Rollout
 
 config = DecoderConfig(
     family="qwen2", vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_layers=28, num_heads=28,
@@ -164,13 +164,12 @@ compute = Compute(dtype="bfloat16", mesh=mesh, platform="tpu")
 graph, network = decoder_network(config, None, mesh)
 params = abstract_state({"policy": network}, mesh)["policy"]
 zero = np.zeros(prompts, np.int32)
-batch = Flat(
-    prompts=Prompts(tokens=np.zeros((prompts, longest), np.int32), lengths=zero + longest,
-                    uids=zero.astype(np.uint32), first_sample=zero),
-    tokens=np.zeros((prompts, samples, tokens), np.int32), lengths=np.full((prompts, samples), tokens, np.int32),
-    arrays=dict(),
+asked = Prompts(tokens=np.zeros((prompts, longest), np.int32), lengths=zero + longest,
+                uids=zero.astype(np.uint32), first_sample=zero)
+drawn = Rollout(
+    tokens=np.zeros((prompts, samples, tokens), np.int32), lengths=np.full((prompts, samples), tokens, np.int32)
 )
-packed, _ = flat_batches.pack(batch, shards=16, microbatches=16)
+packed, _ = packing.pack(asked, drawn, shards=16, microbatches=16)
 
 def place(x):
     axes = None, "shard", *(None,) * (x.ndim - 2)
