@@ -370,8 +370,8 @@ def make(
 
 
 def fetching(policy: Policy, rollout: Rollout, rows: int, prompts: int) -> Fetch:
-    """What waits for samples and brings them to the host, ``[P, G, ...]``. It does so once: a save may ask for them
-    before the step does.
+    """What waits for samples and brings them to the host, ``[P, G, ...]``. It does so once, since a save may ask for
+    them before the step does, and then lets go of those on the devices.
 
     Args:
       policy: that draws them.
@@ -379,13 +379,14 @@ def fetching(policy: Policy, rollout: Rollout, rows: int, prompts: int) -> Fetch
       rows: number of its prompts; the last ones may only fill up the shards.
       prompts: number of prompts that were asked for.
     """
-    here = list[Rollout]()
+    drawing, here = [rollout], list[Rollout]()
 
     def fetch(sync: Sync) -> Rollout:
         if here:
             return _there(here[0], sync)
-        sync(rollout)
-        here.append(jax.tree.map(lambda x: x[:prompts], policy.fetch(rollout, rows)))
+        sync(drawing[0])
+        here.append(jax.tree.map(lambda x: x[:prompts], policy.fetch(drawing[0], rows)))
+        drawing.clear()
         return here[0]
 
     return fetch
