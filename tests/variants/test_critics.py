@@ -75,7 +75,7 @@ def test_a_critics_loss_says_what_it_misses():
     with pytest.raises(ValueError, match="critic_weights"):
         variants.BiasLoss(normalise="mean")(jnp.ones(3), tokens)
     with pytest.raises(ValueError, match="value_clip=0.2 needs critic_outputs"):
-        variants.ValueLoss()(jnp.ones(3), dataclasses.replace(tokens, critic_targets=jnp.ones(3)))
+        variants.ValueLoss()(jnp.ones(3), tokens | {"critic_targets": jnp.ones(3)})
 
 
 # --- a tabular policy whose every sequence is listed
