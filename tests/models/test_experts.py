@@ -19,7 +19,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute, decoder, experts, hf, quantised
 from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
-from grpojax.programs import blocks, packing, policy_update, state
+from grpojax.programs import blocks, policy_update, state
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.sampler import SamplerConfig, no_samples, sample_groups
 from grpojax.records.checkpoint import Checkpoints
@@ -222,7 +222,7 @@ def test_each_token_of_a_row_gets_its_own_choices():
     of_prompts = of_prompts[..., :2].reshape(*batch.prompts.tokens.shape, width).astype(np.uint8)
 
     def scores(batch, compute=Compute(), placed=params, **how):  # noqa: B008
-        packed, layout = how.pop("pack", packing.pack)(batch, **how)
+        packed, layout = how.pop("pack", flat_batches.pack)(batch, **how)
         found = jax.jit(policy_update.make_score(graph, compute))(placed, packed)
         return np.where(np.arange(11) < batch.lengths[..., None], layout.unpack(np.asarray(found.logps)), 0)
 
@@ -235,7 +235,7 @@ def test_each_token_of_a_row_gets_its_own_choices():
     fewer = dataclasses.replace(batch, lengths=short)
     packed, _ = flat_batches.pack_blocks(fewer, microbatches=2)
     assert blocks.after_reading(packed) > 1
-    got = scores(fewer, pack=blocks.pack, microbatches=2)
+    got = scores(fewer, pack=flat_batches.pack_blocks, microbatches=2)
     np.testing.assert_allclose(got, np.where(np.arange(11) < short[..., None], want, 0), atol=1e-5)
     order = rng.permuted(np.tile(np.arange(5), (8, 1)), axis=1)
     other = {name: np.take_along_axis(getattr(batch, name), order[..., None], 1) for name in ("tokens",)}
