@@ -18,8 +18,8 @@ from grpojax.programs.update import TOTAL_WEIGHT, Loss, Metrics, ReadPrompts
 from grpojax.types import Array, Declared, Mean, Rows, Scalar
 
 _TOKENS = "P G T"
-# The arrays of `grpojax.types.Rows` that the policy's loss reads. A run has those that its objective names
-# (`grpojax.losses.Objective.reads`), the first three and, unless its text was not drawn, the sampler's log-probs.
+# The arrays of `grpojax.types.Rows` that the policy's loss reads. A run has advantages and weights, what its objective
+# names (`grpojax.losses.Objective.reads`) and, where the text was drawn, the sampler's log-probs.
 ARRAYS = {
     "advantages": Declared(_TOKENS, "the variant's, of the rewards"),
     "weights": Declared(_TOKENS, "the aggregation (`grpojax.losses.loss_weights`), 0 on padding"),

@@ -28,11 +28,11 @@ from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import weighing
 from grpojax.run.batch import Batch
 from grpojax.run.minibatch import Minibatch
-from grpojax.run.parts.part import Declared, Networks, Part, mean, read_shape
+from grpojax.run.parts.part import Declared, InRows, Networks, Part, mean, read_shape
 from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
 from grpojax.run.work import prompts
-from grpojax.types import Array, Tokens
+from grpojax.types import Tokens
 
 
 def critic_model(config: CriticConfig, policy: PolicyShape, critic: variants.Critic | None = None) -> CriticModel:
@@ -165,9 +165,7 @@ class Critic(Part):
             return policy_state.frozen(networks)
         return {TRUNK: networks[TRUNK]} if TRUNK in networks else {}
 
-    def before(
-        self, networks: Networks, minis: Sequence[Minibatch]
-    ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
+    def before(self, networks: Networks, minis: Sequence[Minibatch]) -> tuple[dict[str, Tokens], InRows]:
         outputs = self.on_rows(self.programs.parts[ROLE], minis, networks[ROLE].params, self.frozen(networks))
         arrays = {"critic_outputs": outputs} if self.rule.loss.needs_outputs else {}
         return {self.rule.signal: self.whole(minis, outputs)}, arrays

@@ -13,7 +13,7 @@ from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, decoder_network, split
 from grpojax.run.batch import Batch
 from grpojax.run.minibatch import Minibatch
-from grpojax.run.parts.part import Declared, Networks, Part, mean, read_shape
+from grpojax.run.parts.part import Declared, InRows, Networks, Part, mean, read_shape
 from grpojax.run.programs import Learning, score_program
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
@@ -93,9 +93,7 @@ class Teacher(Part):
         read, self._read = self._read, None
         return {ROLE: read}
 
-    def before(
-        self, networks: Networks, minis: Sequence[Minibatch]
-    ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
+    def before(self, networks: Networks, minis: Sequence[Minibatch]) -> tuple[dict[str, Tokens], InRows]:
         scores = self.on_rows(self.programs.parts[ROLE], minis, networks[ROLE])
         return {"ref_logps": self.whole(minis, [each.logps for each in scores])}, {}
 

@@ -182,9 +182,7 @@ class Part:
         """The samples as they are learned from."""
         return batch
 
-    def before(
-        self, networks: Networks, minis: Sequence[Minibatch]
-    ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
+    def before(self, networks: Networks, minis: Sequence[Minibatch]) -> tuple[dict[str, Tokens], InRows]:
         """What needs no rewards: signals ``[P, G, T]`` on the host, and arrays of the rows that stay on the devices."""
         return {}, {}
 

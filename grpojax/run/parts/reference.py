@@ -13,7 +13,7 @@ from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network, decoder_network, make_frozen_copy, refreshed
 from grpojax.run.batch import Batch
 from grpojax.run.minibatch import Minibatch
-from grpojax.run.parts.part import Declared, Networks, Part, read_shape
+from grpojax.run.parts.part import Declared, InRows, Networks, Part, read_shape
 from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
@@ -95,9 +95,7 @@ class Reference(Part):
     def _copy(self) -> Program:
         return make_frozen_copy(self.shape.compute, averaged=self.every > 0)
 
-    def before(
-        self, networks: Networks, minis: Sequence[Minibatch]
-    ) -> tuple[dict[str, Tokens], Mapping[str, Sequence[Array]]]:
+    def before(self, networks: Networks, minis: Sequence[Minibatch]) -> tuple[dict[str, Tokens], InRows]:
         logps = [scores.logps for scores in self.on_rows(self.programs.score, minis, self._weights(networks))]
         signals = {"ref_logps": self.whole(minis, logps)} if self.needs_policy_logps(self.variant) else {}
         return signals, {"ref_logps": logps}
