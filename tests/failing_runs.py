@@ -8,7 +8,8 @@ import pytest
 from grpojax.host import peers, processes
 from grpojax.records import directory as directories
 from grpojax.records import metrics as tracking
-from grpojax.run import recorder, session
+from grpojax.run import recorder, store
+from grpojax.train import train
 
 
 def full(*args, **kwargs):
@@ -17,7 +18,7 @@ def full(*args, **kwargs):
 
 def check_first_writes(run_of, monkeypatch, reads):
     """The first process writes anew what all have read; ``run_of()`` is the same run each time, ``reads`` in order."""
-    assert run_of().run()
+    assert train(run_of())
     of_directory, calls = directories.RunDirectory, []
     watched = {"read_metrics": tracking, "changed": of_directory, "meet": processes, "Recorder": recorder}
     for name, place in (watched | {"write": of_directory}).items():
@@ -33,8 +34,8 @@ def check_told(run_of, monkeypatch, where):
     monkeypatch.setattr(peers, "_here", [types.SimpleNamespace(failing=lambda e: calls.append(type(e).__name__))])
     plain = tracking.Metrics.close
     monkeypatch.setattr(tracking.Metrics, "close", lambda self: (calls.append("close"), plain(self))[1])
-    place, name = (session.Session, "settle") if where == "start" else (recorder.Recorder, "write")
+    place, name = (store.Store, "settle") if where == "start" else (recorder.Recorder, "write")
     monkeypatch.setattr(place, name, full)
     with pytest.raises(OSError, match="No space left"):
-        run_of().run()
+        train(run_of())
     assert calls == ["OSError", "close"]

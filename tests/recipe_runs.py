@@ -1,5 +1,6 @@
 """Twenty steps of a recipe of ``configs/variants`` on the tiny random model, with what each step learned from."""
 
+import contextlib
 import dataclasses
 import math
 from pathlib import Path
@@ -11,13 +12,15 @@ import numpy as np
 import pytest
 import yaml
 from oracles import close
-from runs import Trainer, numbers
+from runs import draw, numbers, opened
 from tiny_run import make_teacher
 from variant_examples import in_core
 
 from grpojax import masked
+from grpojax.run import learn
 from grpojax.run import recipe as config
 from grpojax.run.minibatch import whole
+from grpojax.train import train
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "variants"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -90,20 +93,21 @@ def load(name, model, directory, *overrides):
 
 def run(loaded, *, ragged=False):
     """Trains to the end; what it learned from."""
-    trainer = Trainer(loaded, eos_ids=None if ragged else ())
-    steps = _watched(trainer.learner)
-    assert trainer.run()
+    trainer = opened(loaded, eos_ids=None if ragged else ())
+    with _watched() as steps:
+        assert train(trainer)
     return Run(loaded, trainer, [line for line in numbers(loaded.run.dir) if "reward" in line], steps)
 
 
-def _watched(learner):
-    """A list that gets a `Step` whenever the learner weighs."""
+@contextlib.contextmanager
+def _watched():
+    """A list that gets a `Step` whenever samples are weighed."""
     steps = []
-    plain_weigh, plain_update = learner.weigh, learner.update
+    plain_weigh, plain_update = learn.weigh, learn.update
 
-    def weigh(networks, minis, batch, signals):
-        minis, batch, told = plain_weigh(networks, minis, batch, signals)
-        steps.append(_step(learner, minis, batch, batch.signals))
+    def weigh(run, networks, minis, batch, signals):
+        minis, batch, told = plain_weigh(run, networks, minis, batch, signals)
+        steps.append(_step(run, minis, batch, batch.signals))
         np.testing.assert_array_equal(steps[-1].advantages, np.where(steps[-1].weights > 0, batch.advantages, 0.0))
         return minis, batch, told
 
@@ -112,24 +116,26 @@ def _watched(learner):
         steps[-1].norms = [float(x) for x in jax.device_get([o["grad_norm"] for o in owed if "grad_norm" in o])]
         return state, owed
 
-    learner.weigh, learner.update = weigh, update
-    return steps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learn, "weigh", weigh)
+        patch.setattr(learn, "update", update)
+        yield steps
 
 
-def _step(learner, minis, batch, signals):
+def _step(run, minis, batch, signals):
     """Advantages and weights as they stand in the rows of the updates."""
     rewards, rollout = np.where(batch.dropped[:, None], np.nan, batch.total), batch.rollout
     mask = np.asarray(masked.from_lengths(rollout.lengths, rollout.tokens.shape[2])) & np.isfinite(rewards)[..., None]
     return Step(
         problems=[p.uid for p in batch.problems],
         rewards=rewards,
-        outcome=batch.by_name[learner.method.deciding],
+        outcome=batch.by_name[run.method.deciding],
         lengths=rollout.lengths,
         tokens=rollout.tokens,
         logps=rollout.logps,
         mask=mask,
-        advantages=whole(learner.device, minis, [m.rows.arrays["advantages"] for m in minis]),
-        weights=whole(learner.device, minis, [m.rows.arrays["weights"] for m in minis]),
+        advantages=whole(run.policy.device, minis, [m.rows.arrays["advantages"] for m in minis]),
+        weights=whole(run.policy.device, minis, [m.rows.arrays["weights"] for m in minis]),
         signals=signals,
         norms=[],
     )
@@ -137,15 +143,14 @@ def _step(learner, minis, batch, signals):
 
 def weighed(trainer):
     """The first step of a run as its updates would get it; none is taken."""
-    source, learner = trainer.source, trainer.learner
-    batch = source.next(1, source.begin(1))
+    batch = draw(trainer)
     try:
         batch = batch.with_rewards()
-        minis = learner.pack(batch)
+        minis = learn.pack(trainer, batch)
         networks = trainer.state.networks
-        minis, signals = learner.score(networks, minis)
-        minis, batch, _ = learner.weigh(networks, minis, batch, signals)
-        return _step(learner, minis, batch, signals)
+        minis, signals = learn.score(trainer, networks, minis)
+        minis, batch, _ = learn.weigh(trainer, networks, minis, batch, signals)
+        return _step(trainer, minis, batch, signals)
     finally:
         trainer.close()
 

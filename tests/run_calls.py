@@ -3,12 +3,13 @@
 import dry_calls
 import jax
 import spies
-from runs import Trainer
+from runs import opened
 from tiny_run import make_mixture
 
 from grpojax.run import parts
 from grpojax.run import recipe as recipes
 from grpojax.run.dry import learner_calls
+from grpojax.train import train
 
 # As long as the data's longest prompt, and every sample at its longest (`eos_ids=()`).
 RUN = [
@@ -57,10 +58,10 @@ def check(seen, recipe, directory, case, devices=2):
         made = make_mixture(recipe.parent, recipe.parent / "mixture")
         case = [text.replace("MIXTURE", str(made)) for text in case]
     config = recipes.load(recipe, [*RUN, f"run.dir={directory}", *case])
-    trainer = Trainer(config, devices, eos_ids=())
+    trainer = opened(config, devices, eos_ids=())
     said = dry_calls.every(config, trainer.policy.shape)
     dry = list(learned(config, trainer))
-    assert trainer.run()
+    assert train(trainer)
     check_dry(seen, dry)
 
     found = [(call.program.name, kinds(call.args), places(call.args)) for call in said]
@@ -79,12 +80,10 @@ def lie_alike(one, other):
 
 
 def learned(config, trainer):
-    """What dry steps of the trainer's learner call."""
+    """What dry steps of a run's updates call."""
     shape = trainer.policy.shape
     added = [kind(config, shape) for kind in parts.of(config).values()]
-    return learner_calls(
-        config, shape, trainer.learner.programs, added, longest_prompt=trainer.learner.max_prompt_tokens
-    )
+    return learner_calls(config, shape, trainer.programs, added, longest_prompt=trainer.longest_prompt)
 
 
 def check_dry(seen, dry):

@@ -1,5 +1,6 @@
 """Runs of the tiny model: in this process, or in one of their own."""
 
+import dataclasses
 import errno
 import os
 import socket
@@ -11,7 +12,7 @@ import jax
 import quick_xla
 
 from grpojax.records import metrics as tracking
-from grpojax.run import trainer
+from grpojax.train import open_run
 
 HERE = Path(__file__).parent
 
@@ -54,7 +55,7 @@ def environment(devices: int = 1) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": quick_xla.flags(devices)}
 
 
-def train(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> str:
+def train_apart(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> str:
     """Trains to the end in another process; returns its output."""
     process = start(recipe, directory, *overrides, devices=devices)
     said, _ = process.communicate(timeout=1800)
@@ -62,9 +63,9 @@ def train(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> s
     return said
 
 
-def Trainer(recipe, devices=1, eos_ids=None):
-    """A trainer, by default on one device: eight devices share the cores of a small machine."""
-    return trainer.Trainer(recipe, jax.devices()[:devices], eos_ids=eos_ids)
+def opened(recipe, devices=1, eos_ids=None):
+    """An open run, by default on one device: eight devices share the cores of a small machine."""
+    return open_run(recipe, jax.devices()[:devices], eos_ids=eos_ids)
 
 
 def add_step(directory: Path) -> None:
@@ -96,6 +97,12 @@ class Full:
         return self._manager.save(*args, **kwargs)
 
 
-def plain_source(trainer):
+def plain_source(run):
     """The source that draws a run's rollouts, ahead of the steps or not."""
-    return getattr(trainer.source, "source", trainer.source)
+    return getattr(run.source, "source", run.source)
+
+
+def draw(run, number=1, state=None):
+    """The batch of a step as its source gives it; rewards may be under way."""
+    state = dataclasses.replace(run.state if state is None else state, step=number - 1)
+    return run.source.next(state, run.source.begin(state))

@@ -5,10 +5,11 @@ optimiser's eps is large, since Adam makes of a gradient of nothing but rounding
 """
 
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 from several import together
 
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 EVERY = ["optimizer={learning_rate: 1.0e-3, eps: 1.0e-3}", "train.checkpoint_every=0", "mesh.data=2", "mesh.fsdp=2"]
 REINFORCED = ["rewards=[{name: 'tiny_run:parity'}]", "data.validation=null", "train.eval_every=0", "train.steps=3"]
@@ -28,7 +29,7 @@ def check(command, recipe, folder, cases, by_one):
 def check_reinforced(recipe, folder, cases):
     """Recipes of `tiny_run` with the settings of each case."""
     cases = {name: [*EVERY, *REINFORCED, *case] for name, case in cases.items()}
-    check("train", recipe, folder, cases, lambda given: Trainer(config.load(recipe, given), devices=4).run())
+    check("train", recipe, folder, cases, lambda given: train(opened(config.load(recipe, given), devices=4)))
 
 
 def same(several, one, name):

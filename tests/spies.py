@@ -30,7 +30,7 @@ def record(monkeypatch):
 
 def update_by(trainer, function):
     """Replaces a trainer's update by ``function(state, frozen, packed)``; returns the previous update."""
-    of_run, update = trainer.policy.device, trainer.learner.programs.update
+    of_run, update = trainer.policy.device, trainer.programs.update
     plain = of_run.call
 
     def call(program, *args):

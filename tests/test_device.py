@@ -25,8 +25,8 @@ from grpojax.models import Compute
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.run import programs
 from grpojax.run import recipe as recipe_module
-from grpojax.run.trainer import Trainer
 from grpojax.sharding import MeshConfig, make_mesh, named
+from grpojax.train import open_run, train
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -140,7 +140,7 @@ def test_a_second_start_of_a_run_compiles_nothing(own_cache, recipe):
         jax.clear_caches()
         told.clear()
         changes = [f"run.dir={own_cache}/run{n}", f"compile_cache={own_cache}/cache", "train.steps=2"]
-        assert Trainer(recipe_module.load(recipe, changes), jax.devices()).run()
+        assert train(open_run(recipe_module.load(recipe, changes), jax.devices()))
     assert told["cache_hits"] > 50 and told["cache_misses"] == 0
 
 
@@ -224,12 +224,12 @@ def test_a_ragged_run_compiles_nothing_after_its_third_step(recipe, tmp_path, co
     monkeypatch.setenv("XLA_FLAGS", "")  # updates have their own options, as in a user's run
     programs._MADE.clear()  # those of another test have other options
     sizes = ["rollout.prompts=12", "rollout.group=8", "rollout.max_tokens=24", "train.eval_every=0"]
-    trainer = Trainer(
+    trainer = open_run(
         recipe_module.load(recipe, [f"run.dir={tmp_path}/run", "train.steps=50", *sizes]), jax.devices()[:1]
     )
-    begin, at = trainer.session.profile.begin, []
-    trainer.session.profile.begin = lambda number, state: (at.append(len(compiles)), begin(number, state))
-    assert trainer.run()
+    begin, at = trainer.profile.begin, []
+    trainer.profile.begin = lambda number, state: (at.append(len(compiles)), begin(number, state))
+    assert train(trainer)
     learned = ("jit(update)", "jit(score)")
     assert len(at) == 50 and not [name for name in compiles[at[3] :] if name not in learned]
     assert {name: compiles.count(name) for name in learned} == {"jit(update)": 2, "jit(score)": 2}

@@ -26,6 +26,7 @@ LAYERS = [
     [{"evaluation"}],
     [{"records"}],
     [{"run"}],
+    [{"train"}],
     [{"cli"}, {"assets"}],
     [{"extensions"}],
 ]
@@ -126,17 +127,17 @@ def test_no_cycles():
         ("models.decoder", "from ..run import build", {"grpojax.run.build"}),
         ("models.decoder", "from .decoder_config import from_hf", set()),
         ("models.decoder", "from grpojax.data import readers", {"grpojax.data.readers"}),
-        ("programs.update", "import grpojax.run.trainer", {"grpojax.run.trainer"}),
+        ("programs.update", "import grpojax.train", {"grpojax.train"}),
         ("programs.update", "from grpojax.cli.main import main", {"grpojax.cli.main.main"}),
         ("programs.update", "from grpojax import grpo", {"grpojax.grpo"}),
         ("programs.update", "from grpojax import losses, models", set()),
         ("evaluation.judge", "from grpojax.records import metrics", {"grpojax.records.metrics"}),
         ("records.evaluations", "from grpojax import evaluation", set()),
-        ("run.trainer", "from grpojax.cli import main", {"grpojax.cli.main"}),
-        ("run.trainer", "from grpojax import extension", set()),
-        ("cli.main", "from grpojax.run import recipe, trainer", set()),
+        ("train", "from grpojax.cli import main", {"grpojax.cli.main"}),
+        ("train", "from grpojax import extension", set()),
+        ("cli.main", "from grpojax.run import recipe, opening", set()),
         ("cli.main", "from grpojax.extensions import plan", {"grpojax.extensions.plan"}),
-        ("extensions.methods.critic", "from grpojax.run import recipe, trainer", set()),
+        ("extensions.methods.critic", "from grpojax import train", set()),
         ("", "from grpojax import losses", {"grpojax.losses"}),
     ],
 )
@@ -163,7 +164,7 @@ def test_estimates_load_no_model():
 
 
 def test_a_run_loads_no_way_to_draw_that_it_does_not_take():
-    code = "import sys, grpojax.run.trainer; print(*(n for n in sys.modules if n.startswith('grpojax.extensions.')))"
+    code = "import sys, grpojax.train; print(*(n for n in sys.modules if n.startswith('grpojax.extensions.')))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True)
     assert not {name.split(".")[-1] for name in run.stdout.split()} & {"ahead", "partial", "allocated", "source"}
 
@@ -178,6 +179,7 @@ PUBLIC = {
     "losses": ("Objective", "clipped", "loss_weights", "policy_loss"),
     "masked": ("mean",),
     "rewards": ("check_answer",),
+    "train": ("Run", "State", "Updates", "open_run", "save", "step", "train"),
     "variants": ("control", "get", "names", "published", "table"),
 }
 

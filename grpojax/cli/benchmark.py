@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpojax import data
 from grpojax.device import Program
 from grpojax.host import files, processes
 from grpojax.models import DecoderConfig
@@ -19,8 +18,7 @@ from grpojax.programs.sampler import own_tokens
 from grpojax.records.metrics import read_metrics
 from grpojax.run.profiling import ProfileConfig
 from grpojax.run.recipe import Config
-from grpojax.run.trainer import Trainer
-from grpojax.types import Rollout
+from grpojax.train import Updates, open_run, train
 
 WARM = 2  # steps before the timed ones: they compile
 
@@ -46,26 +44,26 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     config = _timed(config, WARM + steps)
     prompts: list[list[int]] = []  # tokens of each prompt, step by step
     lengths: list[np.ndarray] = []  # [P, G] tokens of each completion, without what an environment answered
-    work: list[dict[str, float]] = []  # FLOPs of each phase
+    work: list[Mapping[str, float]] = []  # FLOPs of each phase
 
-    def note(problems: Sequence[data.Problem], rollout: Rollout) -> None:
-        prompts.append([len(p.ids) for p in problems])
-        lengths.append(own_tokens(rollout).lengths)
-        work.append(trainer.work)
+    def note(updates: Updates) -> None:
+        prompts.append([len(p.ids) for p in updates.batch.problems])
+        lengths.append(own_tokens(updates.batch.rollout).lengths)
+        work.append(updates.flops)
 
-    trainer = Trainer(config, eos_ids=() if full_length else None, on_step=note)
-    trainer.run()
+    run = open_run(config, eos_ids=() if full_length else None)
+    train(run, note)
     if not processes.is_first():
         return {}
     rows = read_metrics(config.run.dir)
-    model = trainer.policy.config
+    model = run.policy.config
     shapes = list(zip(prompts, lengths, strict=True))[WARM:]
     tokens = float(np.median([n.sum() for _, n in shapes]))
     width = int(np.median([sum(ids) + n.sum() for ids, n in shapes]))
     rate = matmul_rate(model, min(width, 8192), config.model.dtype) * jax.device_count()
     figures = {"steps": float(steps), "tokens_per_step": tokens, "matmul_gflops": rate / 1e9}
     passes = {
-        "score": trainer.learner.scores_a_step,
+        "score": run.scores_a_step,
         "update": config.train.ppo_epochs,
     }
     names = ("step",) if config.rollout.ahead else PHASES

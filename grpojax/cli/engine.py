@@ -13,7 +13,7 @@ from grpojax.models import Compute, hf
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.run import session
+from grpojax.run import store
 from grpojax.sharding import MeshConfig
 from grpojax.types import Prompts, Rollout
 
@@ -62,8 +62,8 @@ class Engine:
         if self._run is None:
             weights = policy_state.at_start(policy)
         else:
-            step = session.newest_step(self._run) if self._step is None else self._step
-            weights = session.load_policy_params(policy, self._run, step)
+            step = store.newest_step(self._run) if self._step is None else self._step
+            weights = store.load_policy_params(policy, self._run, step)
         self._graph, self._params = policy.graph, policy.reshard(weights)
         return self
 

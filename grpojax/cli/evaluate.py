@@ -183,11 +183,11 @@ def _config(args: argparse.Namespace, ks: tuple[int, ...], max_tokens: int, cach
 def _weights(policy: Any, target: Any) -> Any:
     """The weights that are evaluated, laid out for sampling."""
     from grpojax.programs import policy_state
-    from grpojax.run import session
+    from grpojax.run import store
 
     if target.run is None:
         return policy.reshard(policy_state.at_start(policy))
-    return policy.reshard(session.load_policy_params(policy, target.run, target.step))
+    return policy.reshard(store.load_policy_params(policy, target.run, target.step))
 
 
 def _go_on(

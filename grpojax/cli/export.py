@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.host.compile_cache import keep_compiled
     from grpojax.models import adapters, hf
     from grpojax.programs.policy import Policy, model_facts
-    from grpojax.run import session
+    from grpojax.run import store
 
     with processes.AllOrNone():
         config, tree = _read(args.run_dir, args.overrides)
@@ -49,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
         if adapter is not None and not args.merged:
             hf.peft.check_modules(adapter, policy.config, policy.folder)
         policy.load()
-    step = session.newest_step(args.run_dir) if args.step is None else args.step
+    step = store.newest_step(args.run_dir) if args.step is None else args.step
     write_critic = None
     if config.critic is not None:
         write_critic = extension.load("needs", "critic", "critic").trained(policy, config.critic, args.run_dir, step)
-    params = session.load_policy_params(policy, args.run_dir, step)
+    params = store.load_policy_params(policy, args.run_dir, step)
     try:
         if adapter is not None and not args.merged:
             factors = adapters.factors_of(params)

@@ -18,11 +18,12 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.run import recipe
 
     config = recipe.load(args.config, args.overrides)
-    from grpojax.run.trainer import Trainer
+    from grpojax import train
+    from grpojax.run.report import check_learned, report
 
-    trainer = Trainer(config, take_over=args.take_over)
-    if not trainer.run():
+    opened = train.open_run(config, take_over=args.take_over)
+    if not train.train(opened):
         return os.EX_TEMPFAIL
-    trainer.report()
-    trainer.check_learned()
+    report(opened)
+    check_learned(opened)
     return 0

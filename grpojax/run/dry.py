@@ -20,15 +20,15 @@ from grpojax.programs.policy import DryPolicy, PolicyShape
 from grpojax.programs.sampler import no_samples
 from grpojax.programs.state import abstract_state
 from grpojax.rewards import RewardsConfig, Scores
-from grpojax.run import held_out, parts, source
+from grpojax.run import held_out, learn, parts, source
 from grpojax.run.batch import Batch
-from grpojax.run.learner import Learner
 from grpojax.run.minibatch import Minibatch, room
 from grpojax.run.parts.part import Part, read_shape
 from grpojax.run.programs import Programs, learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import State
-from grpojax.types import Rollout, Tokens
+from grpojax.run.setup import Setup
+from grpojax.types import Rollout
 
 Phase = Literal["rollout", "scores", "update", "between", "evaluation"]
 Noted = tuple[Program, tuple[Any, ...], str]  # a program, its arguments, and what the log says behind its name
@@ -92,22 +92,29 @@ class DryRun:
     ):
         self.config, self.longest_prompt, self.longest, self._shape = config, longest_prompt, longest, policy
         self.policy = DryPolicy(policy, longest=longest)
-        how = {"max_prompt_tokens": longest_prompt, "parts": added}
-        self.learner = _Learner(self.policy, programs, config.method, config.train, **how)  # pyrefly: ignore
-        self.learner.longest = longest
+        self.setup = Setup(
+            config=config,
+            policy=self.policy,  # pyrefly: ignore
+            programs=programs,
+            objective=config.method.variant.objective,
+            parts=added,
+            longest_prompt=longest_prompt,
+            passes=config.train.ppo_epochs,
+        )
+        self.setup.open_parts()
         self.state = self._new() if state is None else state
         self.rewards = _Rewards(config)
 
     def _new(self) -> dict[str, Any]:
-        networks = policy_state.networks(self._shape, self.learner.programs.optimizer)
-        for part in self.learner.parts:
+        networks = policy_state.networks(self._shape, self.setup.programs.optimizer)
+        for part in self.setup.parts:
             networks |= part.networks()
         state, device = abstract_state(networks, self._shape.mesh), self.policy.device
         return device.put(state) if device.mesh is None else state
 
     def shorter(self) -> "DryRun":
         """The same run with samples of one token. It takes over the parts."""
-        programs, added, how = self.learner.programs, self.learner.parts, {"longest_prompt": self.longest_prompt}
+        programs, added, how = self.setup.programs, self.setup.parts, {"longest_prompt": self.longest_prompt}
         return DryRun(self.config, self._shape, programs, added, **how, longest=False, state=self.state)
 
     def sample(self) -> list[Called]:
@@ -132,13 +139,13 @@ class DryRun:
             self.policy,
             cast(Any, self.rewards),
             problems,
-            parts=self.learner.parts,
-            weights=lambda: (policy_state.weights(self.state), 0),
+            parts=self.setup.parts,
             longest_prompt=longest,
             context=context,
             **({} if players is None else {"players": players}),
         )
-        drawing.next(1, drawing.begin(1))
+        state = State(networks=self.state)
+        drawing.next(state, drawing.begin(state))
         return self._called("rollout")
 
     def evaluate(self) -> list[Called]:
@@ -165,35 +172,48 @@ class DryRun:
     def pack(self) -> list[Minibatch]:
         """Samples to learn from, in rows."""
         self._batch = _samples(self.config, self.policy, self.longest, self.longest_prompt)
-        return self.learner.pack(self._batch)
+        return learn.pack(self.setup, self._batch)
 
     def learn(self, number: int, minis: Sequence[Minibatch]) -> Iterator[list[Called]]:
         """Learns from samples as in the step of that number; first the scores, then the updates."""
-        learner = self.learner
-        for part in learner.parts:
-            part.open(self.policy, learner.programs, longest_prompt=self.longest_prompt)
-        minis, signals = learner.score(self.state, minis)
+        setup = self.setup
+        setup.open_parts()
+        minis, _ = learn.score(setup, self.state, minis)
         yield self._called("scores")
-        minis, _, _ = learner.weigh(self.state, minis, self._batch, signals)
         shares = None if self.config.train.tokens is None else (0.0, 0.0)
-        learner.update(State(networks=self.state, step=number - 1), minis, shares=shares)
+        learn.update(setup, State(networks=self.state, step=number - 1), self._weighed(minis), shares=shares)
         yield self._called("update")
+
+    def _weighed(self, minis: Sequence[Minibatch]) -> list[Minibatch]:
+        """Every token weighs 0: no variant is tried on samples that are made up."""
+        setup, config, batch, weighed = self.setup, self.config, self._batch, list[Minibatch]()
+        names = ["advantages", "weights"]
+        names += [name for part in setup.parts for name in part.fills(config.method.variant)]
+        zeros = np.zeros(batch.rollout.tokens.shape, np.float32)
+        for mini in minis:
+            if config.train.skip_zero_advantage and not self.longest:  # a single token teaches
+                one = np.zeros((len(mini.places), zeros.shape[1]), np.int32)
+                one[0, 0] = 1
+                mini = learn.lay_out(setup, batch, mini.places, one)
+            rows = {n: mini.layout.pack(zeros[mini.places]) for n in names if n not in mini.rows.arrays}
+            weighed.append(mini.with_arrays(self.policy.device.put(rows, ROWS)))
+        return weighed
 
     def end_step(self, number: int) -> list[Called]:
         """Runs the work between the step of that number and the next one."""
-        self.learner.end_step(State(networks=self.state, step=number - 1))
+        learn.end_step(self.setup, State(networks=self.state, step=number - 1))
         return self._called("between")
 
     def late(self, fails: bool) -> list[Called]:
         """Asks the parts for what depends on rewards: half of each group is right, or each sample fails."""
-        config, learner = self.config, self.learner
+        config, setup = self.config, self.setup
         drawn = _samples(config, self.policy, self.longest, self.longest_prompt, drawn=True)
         shape, terms = drawn.rollout.lengths.shape, config.method.rewards.terms
         # A variant may say from which reward on a sample passes.
         outcome = np.broadcast_to(np.float32(-1e6 if fails else np.arange(shape[1]) % 2), shape)
         by_name = {term.metric: outcome for term in terms}
         batch = dataclasses.replace(drawn, total=outcome, reward=outcome, by_name=by_name)
-        learner.signals_after_rewards(self.state, learner.replace(self.state, batch), outcome)
+        learn.signals_after_rewards(setup, self.state, learn.replaced(setup, self.state, batch), outcome)
         return self._called("scores")
 
     def _players(self) -> Any:
@@ -249,27 +269,6 @@ def learner_calls(
             # Scores compile while the update is traced.
             for calls in run.learn(number, minis.pop(note, None) or run.pack()):
                 yield from ((call.program, call.args, "" if first == last else note) for call in calls)
-
-
-class _Learner(Learner):
-    """A learner that weighs every token with 0: no variant is tried on samples that are made up."""
-
-    longest = True
-
-    def weigh(
-        self, networks: Mapping[str, Any], minis: Sequence[Minibatch], batch: Batch, signals: Mapping[str, Tokens]
-    ) -> tuple[list[Minibatch], Batch, dict[str, float]]:
-        variant, lengths, weighed = self.method.variant, batch.rollout.lengths, list[Minibatch]()
-        names = ["advantages", "weights", *(name for part in self.parts for name in part.fills(variant))]
-        zeros = np.zeros(batch.rollout.tokens.shape, np.float32)
-        for mini in minis:
-            if self.train.skip_zero_advantage and not self.longest:  # a single token teaches
-                one = np.zeros((len(mini.places), lengths.shape[1]), np.int32)
-                one[0, 0] = 1
-                mini = self._lay_out(batch, mini.places, one)
-            rows = {n: mini.layout.pack(zeros[mini.places]) for n in names if n not in mini.rows.arrays}
-            weighed.append(mini.with_arrays(self.device.put(rows, ROWS)))
-        return weighed, batch, {}
 
 
 class _Rewards:

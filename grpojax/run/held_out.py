@@ -12,11 +12,13 @@ from grpojax import data, evaluation
 from grpojax.host import files, processes
 from grpojax.host.console import log
 from grpojax.models import quantised
+from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy
 from grpojax.records import evaluations
 from grpojax.rewards import Rewards
 from grpojax.run import recorder
 from grpojax.run.recipe import Config
+from grpojax.run.run_state import State
 
 SETS = ("validation", "test")
 TELL_S = 20.0  # between two lines on how far an evaluation is
@@ -74,35 +76,28 @@ class HeldOut:
         if loaded:
             log.info("held-out problems are %s", self.evaluator.about())
 
-    def evaluate(self, number: int, params: Any) -> dict[str, float]:
-        """The metrics of the policy on the validation set after ``number`` steps.
-
-        Args:
-          number: number of finished steps; the attempts go to ``eval/step_N.jsonl``.
-          params: the rollout's weights.
-        """
-        self.attempts = self._attempts(self.problems, params, "eval", number)
+    def evaluate(self, state: State) -> tuple[dict[str, float], dict[str, float]]:
+        """The metrics of a state's policy on the validation set, twice: they also choose the best checkpoint. The
+        attempts go to ``eval/step_N.jsonl``."""
+        self.attempts = self._attempts(self.problems, state, "eval")
         values = self.evaluator.metrics(self.attempts, self.config.ks)
-        log.info("step %d  %s of %d", number, evaluation.headline(values, self.config), len(self.attempts))
-        return values
+        log.info("step %d  %s of %d", state.step, evaluation.headline(values, self.config), len(self.attempts))
+        return values, values
 
-    def read_test(self, number: int, params: Any) -> dict[str, float]:
-        """The metrics of the final policy on the whole test set, with ``test/problems``, its number of problems.
-
-        Args:
-          number: number of steps of the run; the attempts go to ``test/step_N.jsonl``.
-          params: the rollout's weights.
-        """
+    def read_test(self, state: State) -> dict[str, float] | None:
+        """The metrics of the final policy on the whole test set, with ``test/problems``, its number of problems; None
+        without one. The attempts go to ``test/step_N.jsonl``."""
+        if not self.test:
+            return None
         log.info("evaluating data.test, once and with the final weights: %d problems", len(self.test))
-        done = self._attempts(self.test, params, "test", number)
+        done = self._attempts(self.test, state, "test")
         values = self.evaluator.metrics(done, self.config.ks)
         named = {name.replace("eval/", "test/", 1): value for name, value in values.items()}
         return {**named, "test/problems": float(len(done))}
 
-    def _attempts(
-        self, problems: Sequence[data.Problem], params: Any, folder: str, number: int
-    ) -> list[evaluation.Attempt]:
+    def _attempts(self, problems: Sequence[data.Problem], state: State, folder: str) -> list[evaluation.Attempt]:
         """Attempts the problems; the first process writes ``folder/step_N.jsonl``."""
+        params, number = self.policy.reshard(policy_state.weights(state.networks)), state.step
         batches = evaluation.evaluate(
             self.policy,
             params,

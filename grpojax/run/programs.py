@@ -85,7 +85,8 @@ class Programs:
         returns both states by role.
       score: ``(params, rows) -> Scores``, log-probs of the samples.
       score_policy: the same for the policy before its updates, with the entropy if the variant reads it.
-      covariance_mask: ``(key, logps, packed, places) -> mask``, the tokens that Clip-Cov or KL-Cov picks.
+      covariance_mask: ``(key, logps, packed, places) -> mask``, the tokens that Clip-Cov or KL-Cov picks. A supervised
+        run has none.
       update_without_policy: by role, ``(state, frozen, packed) -> (state, metrics)``: that network learns and the
         policy does not.
       parts: the programs that the parts add, by name.
@@ -95,7 +96,7 @@ class Programs:
     update: Program
     score: Program
     score_policy: Program
-    covariance_mask: Program
+    covariance_mask: Program | None = None
     update_without_policy: Mapping[str, Program] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, Program] = dataclasses.field(default_factory=dict)
 

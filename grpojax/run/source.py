@@ -26,7 +26,7 @@ from grpojax.evaluation import columns_of, submit
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
-from grpojax.programs import batch_shards, packing
+from grpojax.programs import batch_shards, packing, policy_state
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Rewards, Scores
@@ -66,8 +66,8 @@ class Source(Protocol):
 
     seconds: Counter[str]
 
-    def begin(self, number: int) -> Batch:
-        """Dispatches the first rollout of the step with that number. While devices draw it, the run waits for the step
+    def begin(self, state: State) -> Batch:
+        """Dispatches the first rollout of the step after ``state``. While devices draw it, the run waits for the step
         before and records it.
 
         Raises:
@@ -75,8 +75,9 @@ class Source(Protocol):
         """
         ...
 
-    def next(self, number: int, first: Batch) -> Batch:
-        """The batch of that step, from what `begin` returned. Its samples are there; its rewards may be under way.
+    def next(self, state: State, first: Batch) -> Batch:
+        """The batch of the step after ``state``, from what `begin` returned. Its samples are there; its rewards may be
+        under way.
 
         Raises:
           grpojax.run.control.Stopped: as of `begin`.
@@ -104,7 +105,6 @@ class Plain:
       policy: the policy that samples.
       rewards: the rewards.
       problems: the problems.
-      weights: returns the policy's current weights, and the number of updates in them.
       longest_prompt: most tokens of a prompt in the run.
       context: of the run.
 
@@ -119,12 +119,11 @@ class Plain:
         rewards: Rewards,
         problems: data.Problems,
         *,
-        weights: Callable[[], tuple[Any, int]],
         longest_prompt: int,
         context: Context,
     ):
         self.config, self.policy, self.rewards, self.problems = config.rollout, policy, rewards, problems
-        self.method, self.weights, self.longest_prompt, self.context = config.method, weights, longest_prompt, context
+        self.method, self.longest_prompt, self.context = config.method, longest_prompt, context
         self.sync, self.columns = context.sync, columns_of(problems)
         self._seed, self._truncated = config.train.seed, config.train.truncated
         self.curriculum: Any = Curriculum(
@@ -139,20 +138,20 @@ class Plain:
 
     # -------------------------------------------------------------------------------------------------- a step
 
-    def begin(self, number: int) -> Batch:
+    def begin(self, state: State) -> Batch:
         """Dispatches the first rollout of a step."""
-        return self.start()
+        return self.start(state)
 
-    def next(self, number: int, first: Batch) -> Batch:
+    def next(self, state: State, first: Batch) -> Batch:
         """The batch of a step, once the samples of its first rollout are there."""
-        return self._unfiltered(first) if self.method.filter is None else self._filtered(number, first)
+        return self._unfiltered(first) if self.method.filter is None else self._filtered(state, first)
 
     def _unfiltered(self, first: Batch) -> Batch:
         batch = first.arrived()
         dropped = ~batch.rollout.lengths.any(1)
         return dataclasses.replace(batch, dropped=dropped, version=self.version([first], [batch]))
 
-    def _filtered(self, number: int, first: Batch) -> Batch:
+    def _filtered(self, state: State, first: Batch) -> Batch:
         """Waits for the rewards, and draws more until the number of kept groups is that of a rollout."""
         chosen, size = self.method.filter, self.config.prompts
         assert chosen is not None and chosen.max_rollouts is not None, "`method.resolve` fills it in: 3, or 1"
@@ -160,14 +159,14 @@ class Plain:
         keeps = [self.keeps(drawn[0])]
         wanted = int(drawn[0].rollout.lengths.any(1).sum())
         while sum(k.sum() for k in keeps) < wanted and len(drawn) < chosen.max_rollouts:
-            started.append(self.start())
+            started.append(self.start(state))
             drawn.append(started[-1].arrived().with_rewards())
             keeps.append(self.keeps(drawn[-1]))
         keep, there = np.concatenate(keeps), np.concatenate([d.rollout.lengths.any(1) for d in drawn])
         if not keep.any():
             log.warning(
                 "step %d: the filter dropped all %d groups by %r: this step teaches nothing",
-                number,
+                state.step + 1,
                 there.sum(),
                 self.method.deciding,
             )
@@ -221,13 +220,14 @@ class Plain:
 
     # ------------------------------------------------------------------------------------------------ a rollout
 
-    def start(self) -> Batch:
-        """Dispatches the next rollout. Its problems and its draws depend on its number in the run."""
+    def start(self, state: State) -> Batch:
+        """Dispatches the next rollout, from the policy of ``state``. Its problems and its draws depend on its number in
+        the run."""
         number = self.drawn
         self.drawn += 1
-        version = self.weights()[1]
         problems, passes = self.choose(number)
-        return dataclasses.replace(self.draw(problems, number), version=version, passes=passes)
+        drawing = self.draw(self.params(state), problems, number)
+        return dataclasses.replace(drawing, version=state.updates, passes=passes)
 
     def choose(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
         """The problems of the rollout with that number, and the pass over the data that each belongs to."""
@@ -236,14 +236,15 @@ class Plain:
         self.seconds["data"] += time.perf_counter() - started  # pyrefly: ignore
         return chosen
 
-    def draw(self, problems: Sequence[data.Problem], number: int) -> Batch:
+    def draw(self, params: Any, problems: Sequence[data.Problem], number: int) -> Batch:
         """Dispatches a rollout of these problems, with the draws of that number in the run.
 
         Args:
+          params: the weights that the policy samples with.
           problems: of its prompts.
           number: of the rollout.
         """
-        drawing = self.dispatch(self.params(), problems, self.key(number))
+        drawing = self.dispatch(params, problems, self.key(number))
         return Batch(number=number, problems=problems, drawing=drawing, arrive=self.arrived)
 
     def dispatch(self, params: Any, problems: Sequence[data.Problem], key: Array) -> list[Fetch]:
@@ -292,9 +293,9 @@ class Plain:
 
     # ---------------------------------------------------------------------------------- what rollouts are drawn by
 
-    def params(self) -> Any:
+    def params(self, state: State) -> Any:
         """The policy's weights in the form that it samples with."""
-        return self.policy.reshard(self.weights()[0], self.config.weights)
+        return self.policy.reshard(policy_state.weights(state.networks), self.config.weights)
 
     def key(self, number: int) -> Array:
         """The random key of all draws of that rollout."""

@@ -18,7 +18,7 @@ from grpojax.run import alarms
 from grpojax.run.alarms import FAIL, INVALID, READS, REWARD, RIGHT, SAID, SAME, Limits
 from grpojax.run.run_state import State
 from grpojax.run.sections import TrainConfig
-from grpojax.run.session import Session
+from grpojax.run.store import Store
 
 KEY = "watch/"
 
@@ -105,13 +105,13 @@ class Watch:
                 track.add(float(x))
 
 
-def replay(watch: Watch, session: Session, lines: Sequence[Mapping[str, Any]]) -> None:
+def replay(watch: Watch, store: Store, lines: Sequence[Mapping[str, Any]]) -> None:
     """Passes the recorded metrics of finished steps to the watch; evaluations only with unchanged settings."""
-    asked = bool(lines) and session.record.changed(("train.eval_", "evaluate", "rewards"))
+    asked = bool(lines) and store.record.changed(("train.eval_", "evaluate", "rewards"))
     watch.replay(x for x in lines if not (asked and "eval/reward" in x))
 
 
-def heed(watch: Watch, number: int, session: Session, state: State, *, ends: bool) -> State:
+def heed(watch: Watch, number: int, store: Store, state: State, *, ends: bool) -> State:
     """Acts on an alarm: keeps the best, or else the newest, checkpoint from before it. Returns the state with
     the alarm; `stop` ends a run whose alarm asks for that.
 
@@ -120,32 +120,32 @@ def heed(watch: Watch, number: int, session: Session, state: State, *, ends: boo
     Args:
       watch: the watch that has just noted metrics, which rings.
       number: the step.
-      session: of the run.
+      store: of the run.
       state: of the run; its ``alarm`` says what rang.
       ends: whether this was the last step, after which there is nothing to stop.
     """
     stop = watch.stops and not ends
     before = state.alarm
     if before is None or number - before["step"] > watch.limits.window:
-        session.wait()
-        before = {"checkpoint": session.checkpoints.good(before=number)}
-        session.checkpoints.keeping.held = before["checkpoint"]
+        store.wait()
+        before = {"checkpoint": store.checkpoints.good(before=number)}
+        store.checkpoints.keeping.held = before["checkpoint"]
     name, ring = next(iter(watch.rings.items()))
     alarm = {**before, "step": number, "stopped": f"step {number}: {name}: {ring}" if stop else None}
     return dataclasses.replace(state, alarm=alarm)
 
 
-def stop(session: Session, state: State) -> None:
+def stop(store: Store, state: State) -> None:
     """Raises `UserError` if an alarm has rung that stops the run."""
     if state.alarm is not None and state.alarm["stopped"]:
-        raise UserError(_stopped(session, state.alarm))
+        raise UserError(_stopped(store, state.alarm))
 
 
-def resume(session: Session, state: State, train: TrainConfig) -> State:
+def resume(store: Store, state: State, train: TrainConfig) -> State:
     """Restores the effects of `heed` in a resumed run. Returns its state, in which no alarm stops it.
 
     Args:
-      session: of the run.
+      store: of the run.
       state: the state in the newest checkpoint.
       train: says what an alarm does.
 
@@ -154,14 +154,14 @@ def resume(session: Session, state: State, train: TrainConfig) -> State:
     """
     if (alarm := state.alarm) is None:
         return state
-    session.checkpoints.keeping.held = alarm["checkpoint"]
+    store.checkpoints.keeping.held = alarm["checkpoint"]
     if train.on_collapse == "stop":
-        stop(session, state)
+        stop(store, state)
     return dataclasses.replace(state, alarm={**alarm, "stopped": None})
 
 
-def _stopped(session: Session, alarm: Mapping[str, Any]) -> str:
-    good, run = alarm["checkpoint"], session.directory
+def _stopped(store: Store, alarm: Mapping[str, Any]) -> str:
+    good, run = alarm["checkpoint"], store.directory
     remedy = "no checkpoint is from before it: give a new run train.checkpoint_every"
     if good is not None:
         remedy = f"a new run can start from before it: grpojax export {run} --step {good} --to FOLDER"

@@ -14,7 +14,7 @@ from grpojax.models.decoder_config import Experts
 from grpojax.models.flops import decode_bytes, forward_flops, layer_weights
 from grpojax.run import recipe as recipes
 
-trainers = bench_runs.trainers
+fake_runs = bench_runs.fake_runs
 
 
 def test_flops_are_counted_on_tokens_in_use():
@@ -58,7 +58,7 @@ def test_the_rate_is_of_products_that_the_model_has(monkeypatch):
         assert made == [(5, 1024), (1024, width), (5, width)]
 
 
-def test_figures_are_medians_after_the_warm_up(recipe, trainers, tmp_path):
+def test_figures_are_medians_after_the_warm_up(recipe, fake_runs, tmp_path):
     config = recipes.load(recipe, [f"run.dir={tmp_path}", "train.ppo_epochs=2", "mesh.data=8", "profile.steps=[9, 12]"])
     figures = benchmark.measure(config, steps=3)  # steps 3, 4 and 5
     assert figures["tokens_per_step"] == 9
@@ -70,22 +70,22 @@ def test_figures_are_medians_after_the_warm_up(recipe, trainers, tmp_path):
     assert figures["reward_s"] == 0.5
     assert "rewards waited for 0.50 s a step" in benchmark.format_table(figures, "float32")
     assert "late" not in benchmark.format_table(figures, "float32")
-    timed = trainers[0].config
+    timed = fake_runs[0].config
     assert timed.train.eval_every == 0 and timed.data.validation is timed.profile.steps is None
 
 
-def test_a_recipe_that_ends_by_tokens_is_timed_for_steps(recipe, trainers, tmp_path):
+def test_a_recipe_that_ends_by_tokens_is_timed_for_steps(recipe, fake_runs, tmp_path):
     config = recipes.load(recipe, [f"run.dir={tmp_path}", "train.tokens=100"])
     benchmark.measure(config, steps=1)
-    assert trainers[0].config.train.tokens is None and trainers[0].config.train.steps == 3
+    assert fake_runs[0].config.train.tokens is None and fake_runs[0].config.train.steps == 3
 
 
-def test_each_run_has_a_folder_and_tokens_that_end_it_or_none(recipe, trainers, tmp_path):
+def test_each_run_has_a_folder_and_tokens_that_end_it_or_none(recipe, fake_runs, tmp_path):
     config = recipes.load(recipe, [f"run.dir={tmp_path}"])
     benchmark.measure(config, steps=1)
     benchmark.measure(config, steps=1, full_length=True)
-    assert [Path(t.config.run.dir) for t in trainers] == [tmp_path / "1", tmp_path / "2"]
-    assert [t.eos_ids for t in trainers] == [None, ()]
+    assert [Path(t.config.run.dir) for t in fake_runs] == [tmp_path / "1", tmp_path / "2"]
+    assert [t.eos_ids for t in fake_runs] == [None, ()]
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ from grpojax.records import metrics as tracking
 from grpojax.records.evaluations import read
 from grpojax.run import control, held_out
 from grpojax.run import recipe as config
-from grpojax.run.trainer import Trainer
+from grpojax.run.report import report
+from grpojax.train import open_run, train
 
 DATA = "builtin:arithmetic/test.jsonl"
 ROWS_8_TO_15 = [(a, b) for a in range(6) for b in range(5)][8:16]
@@ -242,9 +243,9 @@ def trained(recipe, tmp_path_factory):
     """A run of four steps that evaluates two samples a problem; its reward is a function and nothing judges."""
     directory = tmp_path_factory.mktemp("runs") / "run"
     with fake_device.in_place():
-        trainer = Trainer(config.load(recipe, [f"run.dir={directory}", *overrides_of(recipe)]))
-        assert trainer.run()
-        trainer.report()
+        trainer = open_run(config.load(recipe, [f"run.dir={directory}", *overrides_of(recipe)]))
+        assert train(trainer)
+        report(trainer)
     return directory
 
 
@@ -286,9 +287,9 @@ def test_the_test_set_is_read_once_at_the_end_also_where_that_was_interrupted(
     assert test["test/reward"] == np.mean([s.reward for a in done for s in a.samples])
 
     def resumed(*more):
-        trainer = Trainer(config.load(recipe, [f"run.dir={again}", *overrides_of(recipe), *more]))
-        finished = trainer.run()
-        trainer.report()
+        trainer = open_run(config.load(recipe, [f"run.dir={again}", *overrides_of(recipe), *more]))
+        finished = train(trainer)
+        report(trainer)
         return finished
 
     shutil.copytree(trained, again := tmp_path / "again")
@@ -318,8 +319,8 @@ def test_a_judge_that_teaches_nothing_gives_accuracy(recipe, tmp_path, capsys):
                  " {name: answer, weight: 0}]"]  # fmt: skip
     for judge, name in (("even", "tiny_run:even"), ("null", "answer")):
         directory = tmp_path / judge
-        trainer = Trainer(config.load(recipe, [f"run.dir={directory}", f"evaluate.judge={judge}", *overrides]))
-        assert trainer.run()
+        trainer = open_run(config.load(recipe, [f"run.dir={directory}", f"evaluate.judge={judge}", *overrides]))
+        assert train(trainer)
         (_, line) = [x for x in tracking.read_metrics(directory) if "eval/reward" in x]
         samples = [s for a in read(directory / "eval" / "step_1.jsonl") for s in a.samples]
         assert line["eval/accuracy"] == line[f"eval/rewards/{judge if judge == 'even' else name}"]

@@ -13,7 +13,8 @@ from grpojax.cli import main as cli
 from grpojax.host import agreement, processes
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
-from grpojax.run import session
+from grpojax.run import store
+from grpojax.train import train
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def trained(recipe, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "one"
     overrides = [f"run.dir={directory}", "train.steps=2", "train.checkpoint_every=1", "train.eval_every=0",
                  "train.eval_limit=1"]  # fmt: skip
-    assert runs.Trainer(config.load(recipe, overrides)).run()
+    assert train(runs.opened(config.load(recipe, overrides)))
     return directory
 
 
@@ -85,7 +86,7 @@ def test_all_take_what_is_the_newest_to_the_first(trained, tmp_path, monkeypatch
         taken.append(step)
         raise UserError("seen enough")
 
-    monkeypatch.setattr(session, "load_policy_params", load)
+    monkeypatch.setattr(store, "load_policy_params", load)
     monkeypatch.setattr(processes, "meet", lambda word="": ["1" if word == "2" else word, word])
     for options in ([], ["--step", "2"]):
         assert cli.main(["export", str(trained), "--to", str(tmp_path / "policy"), *options]) == 2

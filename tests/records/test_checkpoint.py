@@ -10,13 +10,14 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from runs import Trainer
+from runs import opened
 
 from grpojax.cli import main as cli
 from grpojax.host.errors import UserError
 from grpojax.models import hf
 from grpojax.records.checkpoint import FORMAT, Checkpoints
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def old_run(recipe, tmp_path):
     """A run whose checkpoint has one network without a role, as format 1 had it; and its weights."""
     directory = tmp_path / "old"
     overrides = [f"run.dir={directory}", "train.steps=1", "data.validation=null", "rewards.0.name=answer_format"]
-    trainer = Trainer(config.load(recipe, overrides))
+    trainer = opened(config.load(recipe, overrides))
     params = jax.tree.map(lambda x: np.asarray(x) + 0.5, nnx.to_pure_dict(trainer.state.networks["policy"].params))
     trainer.close()
     manager = ocp.CheckpointManager(directory / "checkpoints")
@@ -49,7 +50,7 @@ def test_an_older_recipe_does_not_keep_a_policy_from_being_exported(old_run, tmp
 def test_a_run_of_an_older_format_is_refused_by_name(recipe, old_run):
     directory, overrides, _ = old_run
     with pytest.raises(UserError, match=f"checkpoints of format 1.*format {FORMAT}\nexport its policy"):
-        Trainer(config.load(recipe, [*overrides, "train.steps=2"]))
+        opened(config.load(recipe, [*overrides, "train.steps=2"]))
 
 
 def test_a_run_of_an_older_format_can_be_exported(old_run, tmp_path, capsys):
@@ -63,7 +64,7 @@ def test_a_run_of_an_older_format_can_be_exported(old_run, tmp_path, capsys):
 @pytest.mark.usefixtures("fakes")
 def test_items_are_named_by_role(recipe, tmp_path):
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "data.validation=null", "rewards.0.name=answer_format"]
-    assert Trainer(config.load(recipe, overrides)).run()
+    assert train(opened(config.load(recipe, overrides)))
     saved = tmp_path / "run" / "checkpoints" / "1"
     assert {p.name for p in saved.iterdir() if p.is_dir()} == {"policy_params", "policy_opt_state", "meta"}
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")

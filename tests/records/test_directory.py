@@ -21,7 +21,7 @@ def run_of(place, seed=0, **more):
 
 
 def start(run, data=DATA):
-    """As `grpojax.run.session.Session` does, until the run lets go of its directory."""
+    """As `grpojax.run.store.Store` does, until the run lets go of its directory."""
     run.check()
     with contextlib.ExitStack() as held:
         run.claim(held)

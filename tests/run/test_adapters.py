@@ -18,6 +18,7 @@ from grpojax.cli.targets import model_of, read_target
 from grpojax.host.errors import UserError
 from grpojax.models import adapters, hf
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def unbroken(recipe, tmp_path_factory):
     """A run whose KL has the base for its reference; with its weights, merged."""
     directory = tmp_path_factory.mktemp("adapters") / "run"
     run = trainer(recipe, directory)
-    assert run.run()
+    assert train(run)
     return directory, run
 
 
@@ -36,7 +37,7 @@ def test_only_factors_learn_and_are_saved(unbroken):
     assert abs(lines[0]["kl"]) < 1e-6 < 1e-4 < lines[-1]["kl"]
     assert all(line["grad_norm"] > 0 for line in lines)
     assert max(line["sampling/logp_difference_max"] for line in lines) < 1e-4  # merged sampler, unmerged trainer
-    assert set(learned.state.networks) == {"policy", "base"} and set(learned.networks) == {"policy"}
+    assert set(learned.state.networks) == {"policy", "base"} and set(learned.saved_networks()) == {"policy"}
     assert {p.name for p in (directory / "checkpoints" / "4").iterdir() if p.is_dir()} >= {"policy_params"}
     assert not (directory / "checkpoints" / "4" / "base_params").exists()
     first = adapters.on_base(hf_params(learned.policy.folder), learned.policy.adapter)
@@ -44,9 +45,9 @@ def test_only_factors_learn_and_are_saved(unbroken):
 
 
 def test_it_goes_on_bit_for_bit(recipe, unbroken, tmp_path):
-    assert trainer(recipe, tmp_path, "train.steps=2").run()
+    assert train(trainer(recipe, tmp_path, "train.steps=2"))
     again = trainer(recipe, tmp_path)
-    assert again.done == 2 and again.run()
+    assert again.state.step == 2 and train(again)
     want = [line for line in numbers(unbroken[0]) if line["step"] > 2]
     assert [line for line in numbers(tmp_path) if line["step"] > 2] == want
     jax.tree.map(np.testing.assert_array_equal, again.state.networks, unbroken[1].state.networks)
@@ -59,7 +60,7 @@ def test_it_goes_on_bit_for_bit_after_kill_nine(recipe, unbroken, tmp_path):
         assert line, "it ended"
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert trainer(recipe, tmp_path).run()  # from the last save that was whole
+    assert train(trainer(recipe, tmp_path))  # from the last save that was whole
     assert [x for x in numbers(tmp_path) if "reward" in x] == [x for x in numbers(unbroken[0]) if "reward" in x]
 
 
@@ -69,7 +70,7 @@ def test_two_processes_learn_go_on_after_kill_nine_and_export_as_one(recipe, tmp
     of nothing but rounding a full step."""
     given = [*SHORT, "model.adapter.dora=true", "optimizer.eps=1e-3", "mesh.fsdp=2"]
     one, two = tmp_path / "one", tmp_path / "two"
-    assert runs.Trainer(config.load(recipe, [*given, f"run.dir={one}"]), devices=2).run()
+    assert train(runs.opened(config.load(recipe, [*given, f"run.dir={one}"]), devices=2))
     pair = runs.start_together(recipe, two, *given, processes=2, devices=1)
     while "step 3/4" not in (line := pair[0].stdout.readline()):
         assert line, "it ended"
@@ -126,15 +127,15 @@ def test_a_peft_folder_is_a_start_and_can_be_sampled_and_evaluated(recipe, unbro
     jax.tree.map(
         np.testing.assert_array_equal, again.state.networks["policy"].params, learned.state.networks["policy"].params
     )
-    assert again.run()
+    assert train(again)
     (line,) = (line for line in numbers(tmp_path / "again") if "reward" in line)
     assert abs(line["kl"]) < 1e-6 < line["grad_norm"]  # the policy at the start is the reference, not the base
-    assert set(again.networks) == {"policy", "reference"}
+    assert set(again.saved_networks()) == {"policy", "reference"}
     more = trainer(recipe, tmp_path / "again", f"model.adapter.path={folder}", "train.steps=2")
     jax.tree.map(
         np.testing.assert_array_equal, more.state.networks["reference"], learned.state.networks["policy"].params
     )
-    assert more.done == 1
+    assert more.state.step == 1
     more.close()
     capsys.readouterr()
     texts = []
@@ -175,8 +176,8 @@ def test_what_does_not_go_with_adapters_is_refused(recipe, given, said):
 
 
 def test_an_export_of_whole_weights_cannot_be_merged(recipe, tmp_path, capsys):
-    run = runs.Trainer(config.load(recipe, ["train.steps=1", "data.validation=null", f"run.dir={tmp_path / 'run'}"]))
-    assert run.run()
+    run = runs.opened(config.load(recipe, ["train.steps=1", "data.validation=null", f"run.dir={tmp_path / 'run'}"]))
+    assert train(run)
     assert cli.main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "x"), "--merged"]) == 2
     assert "has no adapters" in capsys.readouterr().err
 

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -32,29 +33,28 @@ def few(recipe, folder, directory, *overrides):
 
 def test_three_problems_make_steps_of_eight_prompts(recipe, tmp_path, said):
     """Each with samples of its own, and bit for bit after a stop."""
-    whole = Trainer(few(recipe, tmp_path, tmp_path / "whole"), eos_ids=())
-    assert whole.run()
+    whole = opened(few(recipe, tmp_path, tmp_path / "whole"), eos_ids=())
+    assert train(whole)
     told = [r.getMessage() for r in said.records if "3 problems for rollout.prompts=8" in r.getMessage()]
     assert len(told) == 1 and "passes over it follow one another within a step" in told[0]
     drawn = [read_samples(tmp_path / "whole", n)[1] for n in (1, 2, 3)]
     assert sorted(len([r for r in sum(drawn, []) if r["uid"] == uid]) for uid in range(3)) == [16, 16, 16]
     first = [r["completion"] for r in drawn[0] if r["uid"] == 0]
     assert len(first) >= 4 and len(set(first)) > len(first) // 2  # the same draws would give two texts
-    part = Trainer(few(recipe, tmp_path, tmp_path / "part"), eos_ids=())
-    part.on_step = lambda *_: part.done == 0 and part.session.control.ask("SIGTERM")
-    assert not part.run()
-    assert Trainer(few(recipe, tmp_path, tmp_path / "part"), eos_ids=()).run()
+    part = opened(few(recipe, tmp_path, tmp_path / "part"), eos_ids=())
+    assert not train(part, lambda *_: part.state.step == 1 and part.control.ask("SIGTERM"))
+    assert train(opened(few(recipe, tmp_path, tmp_path / "part"), eos_ids=()))
     assert numbers(tmp_path / "part") == numbers(tmp_path / "whole")
 
 
 def test_a_refused_recipe_leaves_no_trace_and_a_run_without_a_step_gives_way(recipe, tmp_path, said):
     place = tmp_path / "run"
     with pytest.raises(UserError, match="reward 'misbehaving:scaled' has an option 'scale', and the data has a column"):
-        Trainer(few(recipe, tmp_path, place, "rewards.0.name=misbehaving:scaled"))
+        opened(few(recipe, tmp_path, place, "rewards.0.name=misbehaving:scaled"))
     assert not place.exists()
-    Trainer(few(recipe, tmp_path, place)).close()
+    opened(few(recipe, tmp_path, place)).close()
     assert (place / "config.json").exists()
-    Trainer(few(recipe, tmp_path, place, "train.seed=5")).close()
+    opened(few(recipe, tmp_path, place, "train.seed=5")).close()
     assert (
         f"{place} held a run without a step; it begins anew with this recipe (changed: train.seed: 0 -> 5)" in said.text
     )
@@ -65,8 +65,8 @@ def test_a_run_that_fails_in_its_first_step_gives_way_too(recipe, tmp_path, said
     """After its evaluation, which is kept."""
     place, held_out = tmp_path / "run", f"data.validation={recipe.parent / 'sums.jsonl'}"
     with pytest.raises(UserError, match="gives rewards to steps, and variant 'grpo' reads none"):
-        Trainer(few(recipe, tmp_path, place, "rewards.0.name=tiny_run:last_step", held_out), eos_ids=()).run()
-    Trainer(few(recipe, tmp_path, place), eos_ids=()).close()
+        train(opened(few(recipe, tmp_path, place, "rewards.0.name=tiny_run:last_step", held_out), eos_ids=()))
+    opened(few(recipe, tmp_path, place), eos_ids=()).close()
     assert f"and what else was there is in {place}/replaced/1" in said.text
     assert '"eval/reward"' in (place / "replaced/1/metrics.jsonl").read_text()
     assert (place / "metrics.jsonl").read_text() == ""

@@ -4,10 +4,11 @@ import fake_device
 import numpy as np
 import pytest
 import spies
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -19,7 +20,7 @@ BUDGET = ("train.steps=null", "train.tokens=700", "train.checkpoint_every=2", "t
 def run(recipe, tmp_path_factory):
     directory = tmp_path_factory.mktemp("budget") / "whole"
     with fake_device.in_place():
-        assert Trainer(config.load(recipe, (*BUDGET, f"run.dir={directory}"))).run()
+        assert train(opened(config.load(recipe, (*BUDGET, f"run.dir={directory}"))))
     return directory
 
 
@@ -34,22 +35,22 @@ def test_it_ends_with_the_step_that_reaches_the_budget(run):
 
 @pytest.mark.slow
 def test_it_goes_on_as_if_it_had_not_stopped(recipe, run, tmp_path):
-    trainer = Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
-    trainer.on_step = lambda *_: trainer.done == 2 and trainer.session.control.ask("SIGTERM")
-    assert not trainer.run() and trainer.done == 3
+    trainer = opened(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
+    assert not train(trainer, lambda updates: updates.number == 3 and trainer.control.ask("SIGTERM"))
+    assert trainer.state.step == 3
     assert not (tmp_path / "done").exists()
-    assert Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}"))).run()
+    assert train(opened(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}"))))
     assert [x for x in numbers(tmp_path) if "reward" in x] == [x for x in numbers(run) if "reward" in x]
 
 
 @pytest.mark.slow
 def test_schedules_follow_the_share_that_is_used(recipe, tmp_path, monkeypatch):
-    trainer = Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
+    trainer = opened(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
     seen = []
     update = spies.update_by(
         trainer, lambda state, frozen, packed: seen.append(frozen["share"]) or update(state, frozen, packed)
     )
-    assert trainer.run()
+    assert train(trainer)
     drawn = [0, *(line["sampled_tokens"] for line in numbers(tmp_path) if "reward" in line)]
     ends = np.minimum(np.array(drawn) / 700, 1)
     want = [x for a, b in zip(ends, ends[1:], strict=False) for x in (a, (a + b) / 2)]
@@ -68,7 +69,7 @@ def test_steps_or_tokens(recipe):
 
 def test_a_budget_that_is_spent_already_is_refused(recipe, tmp_path):
     given = (*BUDGET, "optimizer.schedule=constant", "train.tokens=300", f"run.dir={tmp_path}")
-    assert Trainer(config.load(recipe, given)).run()
-    assert Trainer(config.load(recipe, given)).run()  # of its own budget it was over
+    assert train(opened(config.load(recipe, given)))
+    assert train(opened(config.load(recipe, given)))  # of its own budget it was over
     with pytest.raises(UserError, match=r"train.tokens=100: the run in .* has drawn \d+ already"):
-        Trainer(config.load(recipe, (*given, "train.tokens=100")))
+        opened(config.load(recipe, (*given, "train.tokens=100")))

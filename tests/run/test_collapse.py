@@ -11,6 +11,7 @@ from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
 from grpojax.run.alarms import Limits
 from grpojax.run.watch import KEY
+from grpojax.train import train
 
 RINGS, ALARM = Limits(jump=0.0, jump_nats=-100.0), f"{KEY}entropy_jump"
 
@@ -23,14 +24,14 @@ def load(recipe, directory, *overrides):
 
 def trainer_of(recipe, at):
     """A run whose entropy rings at a step, or later if it was over by then."""
-    trainer = runs.Trainer(recipe, eos_ids=())
-    quiet, plain = trainer.loop.watch.limits, trainer.loop.watch.note
+    trainer = runs.opened(recipe, eos_ids=())
+    quiet, plain = trainer.journal.watch.limits, trainer.journal.watch.note
 
     def note(number, values):
-        trainer.loop.watch.limits = RINGS if number >= at else quiet
+        trainer.journal.watch.limits = RINGS if number >= at else quiet
         return plain(number, values)
 
-    trainer.loop.watch.note = note
+    trainer.journal.watch.note = note
     return trainer
 
 
@@ -42,21 +43,21 @@ def alarms(directory):
 @pytest.mark.slow
 def test_an_alarm_keeps_the_checkpoint_from_before_it_and_by_option_stops_the_run(recipe, tmp_path):
     whole, folder = trainer_of(load(recipe, tmp_path / "whole"), at=5), tmp_path / "run"
-    assert whole.run() and alarms(tmp_path / "whole") == [(5, ALARM)]  # by default it goes on
-    assert whole.session.checkpoints.steps() == [4, 7]
+    assert train(whole) and alarms(tmp_path / "whole") == [(5, ALARM)]  # by default it goes on
+    assert whole.store.checkpoints.steps() == [4, 7]
     trainer = trainer_of(load(recipe, folder, "train.on_collapse=stop"), at=5)
     told = f"{folder} stopped at step 5: entropy_jump: .*\n.*grpojax export {folder} --step 4 --to FOLDER; train.on_c"
     with pytest.raises(UserError, match=told):
-        trainer.run()
-    assert trainer.session.checkpoints.steps() == [4, 5] and trainer.done == 5
+        train(trainer)
+    assert trainer.store.checkpoints.steps() == [4, 5] and trainer.state.step == 5
     failed = json.loads((folder / "failed").read_text())
     assert failed["step"] == 5 and failed["reason"].startswith("stopped at step 5: entropy_jump: ")
     with pytest.raises(UserError, match=told):  # the same command says the same
         trainer_of(load(recipe, folder, "train.on_collapse=stop"), at=5)
     again = trainer_of(load(recipe, folder), at=5)
-    assert again.done == 5 and again.run() and not (folder / "failed").exists()
+    assert again.state.step == 5 and train(again) and not (folder / "failed").exists()
     assert numbers(folder) == numbers(tmp_path / "whole")
-    assert again.session.checkpoints.steps() == [4, 7]  # held on to by the run that went on
+    assert again.store.checkpoints.steps() == [4, 7]  # held on to by the run that went on
 
 
 @pytest.mark.usefixtures("fakes")
@@ -64,8 +65,8 @@ def test_an_alarm_keeps_the_checkpoint_from_before_it_and_by_option_stops_the_ru
 def test_without_a_checkpoint_from_before_it_there_is_none_to_go_on_from(recipe, tmp_path):
     once = ("train.on_collapse=stop", "train.checkpoint_every=0")
     with pytest.raises(UserError, match="stopped at step 3: .*\nno checkpoint is from before it.*checkpoint_every"):
-        trainer_of(load(recipe, tmp_path / "run", *once), at=3).run()
-    assert trainer_of(load(recipe, tmp_path / "last", *once, "train.steps=2"), at=2).run()  # nothing left to stop
+        train(trainer_of(load(recipe, tmp_path / "run", *once), at=3))
+    assert train(trainer_of(load(recipe, tmp_path / "last", *once, "train.steps=2"), at=2))  # nothing left to stop
 
 
 @pytest.mark.usefixtures("fakes")
@@ -78,29 +79,29 @@ def test_the_best_checkpoint_is_the_one_to_go_on_from(recipe, tmp_path):
     )
     trainer = trainer_of(load(recipe, tmp_path / "run", *options), at=7)
     found = {2: 0.5, 4: 0.6, 6: 0.55}
-    trainer.held_out.evaluate = lambda number, params: {"eval/reward": found.get(number, 0.1)}
+    trainer.held_out.evaluate = lambda state: ({"eval/reward": found.get(state.step, 0.1)},) * 2
     with pytest.raises(UserError, match="--step 4 "):
-        trainer.run()
-    assert trainer.session.checkpoints.steps() == [4, 7]
+        train(trainer)
+    assert trainer.store.checkpoints.steps() == [4, 7]
 
 
 @pytest.mark.usefixtures("fakes")
 def test_an_alarm_in_an_evaluation_finds_the_checkpoint_before_it(recipe, tmp_path):
     """The save comes before its evaluation, and may take what it keeps from the one before."""
     options = (f"data.validation={recipe.parent / 'sums.jsonl'}", "train.eval_every=4", "train.on_collapse=stop")
-    trainer = runs.Trainer(load(recipe, tmp_path / "run", *options))
-    trainer.held_out.evaluate = lambda number, params: {"eval/reward": float("nan")}  # which is best is not known
+    trainer = runs.opened(load(recipe, tmp_path / "run", *options))
+    trainer.held_out.evaluate = lambda state: ({"eval/reward": float("nan")},) * 2  # which is best is not known
 
     def note(number, values):
-        trainer.loop.watch.rings = (
+        trainer.journal.watch.rings = (
             {"held_out_falling": "it fell; stop"} if number == 4 and "eval/reward" in values else {}
         )
         return {}
 
-    trainer.loop.watch.note = note
+    trainer.journal.watch.note = note
     with pytest.raises(UserError, match="stopped at step 4: held_out_falling: it fell.*\n.*--step 2 "):
-        trainer.run()
-    assert trainer.session.checkpoints.steps() == [2, 4]
+        train(trainer)
+    assert trainer.store.checkpoints.steps() == [2, 4]
 
 
 # --- the built-in policy
@@ -113,18 +114,18 @@ def follow(directory, *overrides):
     short = ("data.test=null", "train.checkpoint_every=0", "train.eval_limit=128", "tracking.samples=false")
     rate = "optimizer.learning_rate=3e-4"
     recipe = config.load(RECIPE, [f"run.dir={directory}", *stories, *short, rate, *overrides])
-    trainer, found = runs.Trainer(recipe), []
+    trainer, found = runs.opened(recipe), []
     plain = trainer.held_out.evaluate
 
-    def evaluate(number, params):
-        values = plain(number, params)
+    def evaluate(state):
+        values, scores = plain(state)
         found.append(values["eval/accuracy"])
         if found[-1] <= max(found) / 2:
-            trainer.session.control.ask("it has halved")
-        return values
+            trainer.control.ask("it has halved")
+        return values, scores
 
     trainer.held_out.evaluate = evaluate
-    trainer.run()
+    train(trainer)
     told = [(k, x) for line in numbers(directory) for k, x in line.items()]
     return [(k, x) for k, x in told if k.startswith(KEY) or k == "eval/accuracy"], found[-1] <= max(found) / 2
 

@@ -1,10 +1,11 @@
 """Runs of controls: with its mechanism off a method learns bit for bit what GRPO of the same objective learns."""
 
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax import variants
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 GRPO = {"name": "grpo", "aggregate": "sequence_sum", "kl_coef": 0.0}
 
@@ -14,7 +15,7 @@ def metrics(recipe, directory, variant):
         f"run.dir={directory}", f"variant={variant}", "data.validation=null", "rewards.0.name=tiny_run:parity",
         "train.steps=2", "rollout.max_tokens=4", "optimizer.learning_rate=1e-2",
     ]  # fmt: skip
-    assert Trainer(config.load(recipe, overrides), eos_ids=()).run()
+    assert train(opened(config.load(recipe, overrides), eos_ids=()))
     return numbers(directory)
 
 

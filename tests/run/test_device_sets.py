@@ -2,11 +2,12 @@
 
 import jax
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
 from grpojax.sharding import MeshConfig, disaggregate
+from grpojax.train import train
 
 
 def load(recipe, directory, *overrides):
@@ -23,13 +24,13 @@ def lines_of(directory):
 @pytest.mark.slow
 def test_with_ahead_0_they_give_the_numbers_of_one_set(recipe, tmp_path):
     """Two learn and two sample, or two do both: programs and shards are the same."""
-    assert Trainer(load(recipe, tmp_path / "one"), devices=2).run()
-    trainer = Trainer(load(recipe, tmp_path / "two", "mesh.rollout=2"), devices=4)
+    assert train(opened(load(recipe, tmp_path / "one"), devices=2))
+    trainer = opened(load(recipe, tmp_path / "two", "mesh.rollout=2"), devices=4)
     sampled, plain = [], trainer.policy.fetch
     trainer.policy.fetch = lambda rollout, n, **given: (
         sampled.append(rollout.tokens.devices()) or plain(rollout, n, **given)
     )
-    assert trainer.run()
+    assert train(trainer)
     assert sampled == [set(jax.devices()[2:4])] * 3
     assert {d for x in jax.tree.leaves(trainer.state.networks["policy"]) for d in x.devices()} == set(jax.devices()[:2])
     assert lines_of(tmp_path / "one") == lines_of(tmp_path / "two")

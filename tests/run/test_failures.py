@@ -11,13 +11,14 @@ import time
 import fake_device
 import pytest
 from failing_runs import check_first_writes, check_told, full
-from runs import Trainer, environment, numbers
+from runs import environment, numbers, opened
 
 from grpojax.cli import main as cli
 from grpojax.host import preemption
 from grpojax.records import evaluations
 from grpojax.run import control
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -33,17 +34,17 @@ def unbroken(recipe, tmp_path_factory):
     """The metrics of a run that nothing happened to."""
     directory = tmp_path_factory.mktemp("runs") / "unbroken"
     with fake_device.in_place():
-        assert Trainer(load(recipe, directory, "train.eval_every=2")).run()
+        assert train(opened(load(recipe, directory, "train.eval_every=2")))
     return numbers(directory)
 
 
 def test_metrics_samples_and_evaluations_that_cannot_be_written_are_said(recipe, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(evaluations, "write", full)
-    trainer = Trainer(load(recipe, tmp_path / "run", "train.eval_every=2"))
-    plain, written = trainer.loop.metrics._metrics, []
+    trainer = opened(load(recipe, tmp_path / "run", "train.eval_every=2"))
+    plain, written = trainer.journal._recorder._metrics, []
     monkeypatch.setattr(plain, "write", lambda step, values: full() if step == 3 else written.append(step))
     monkeypatch.setattr(plain, "write_samples", full)
-    assert trainer.run()
+    assert train(trainer)
     assert written == [0, 1, 2, 2, 4, 4]
     for text in (
         "the metrics of step 3 are not kept: OSError: [Errno 28]",
@@ -52,7 +53,7 @@ def test_metrics_samples_and_evaluations_that_cannot_be_written_are_said(recipe,
         "the evaluation of step 2 is not kept: OSError",
     ):
         assert text in caplog.text
-    assert trainer.session.checkpoints.steps()[-1] == 4
+    assert trainer.store.checkpoints.steps()[-1] == 4
 
 
 @pytest.mark.slow
@@ -65,12 +66,12 @@ def test_a_report_that_fails_is_said(recipe, tmp_path, capsys, monkeypatch):
 
 
 def test_an_evaluation_that_fails_costs_no_step(recipe, tmp_path, monkeypatch):
-    trainer = Trainer(load(recipe, tmp_path / "run", "train.eval_every=2", "train.checkpoint_every=2"))
+    trainer = opened(load(recipe, tmp_path / "run", "train.eval_every=2", "train.checkpoint_every=2"))
     plain = trainer.held_out.evaluate
-    monkeypatch.setattr(trainer.held_out, "evaluate", lambda n, params: full() if n == 2 else plain(n, params))
+    monkeypatch.setattr(trainer.held_out, "evaluate", lambda state: full() if state.step == 2 else plain(state))
     with pytest.raises(OSError, match="No space left"):
-        trainer.run()
-    assert trainer.session.checkpoints.steps() == [2]
+        train(trainer)
+    assert trainer.store.checkpoints.steps() == [2]
 
 
 @pytest.mark.slow
@@ -93,9 +94,9 @@ def test_a_run_that_ends_is_marked_until_it_goes_on(recipe, tmp_path, monkeypatc
     assert not (tmp_path / "run" / "stopped").exists()
     assert json.loads((tmp_path / "run" / "done").read_text()) == {"step": 4}
     assert cli.main(given) == 0 and (tmp_path / "run" / "done").exists()
-    more = Trainer(load(recipe, tmp_path / "run", "data.validation=null", "train.steps=5"))
+    more = opened(load(recipe, tmp_path / "run", "data.validation=null", "train.steps=5"))
     assert not (tmp_path / "run" / "done").exists()
-    assert more.run() and json.loads((tmp_path / "run" / "done").read_text()) == {"step": 5}
+    assert train(more) and json.loads((tmp_path / "run" / "done").read_text()) == {"step": 5}
 
 
 @pytest.mark.parametrize("where", ["rollout", "evaluation"])
@@ -109,7 +110,7 @@ def test_a_clouds_notice_saves_at_once_and_loses_nothing(recipe, tmp_path, unbro
     plain, at = control.RunControl.sync, {"rollout": 3, "evaluation": 2}[where]
 
     def turn(self, awaited=()):
-        if trainer.done == at:
+        if trainer.state.step == at:
             told.set()
             while self.reason is None:
                 time.sleep(0.01)
@@ -117,21 +118,21 @@ def test_a_clouds_notice_saves_at_once_and_loses_nothing(recipe, tmp_path, unbro
 
     with monkeypatch.context() as inside:
         inside.setattr(control.RunControl, "sync", turn)
-        trainer = Trainer(load(recipe, tmp_path / "run", *overrides))
-        assert not trainer.run()
+        trainer = opened(load(recipe, tmp_path / "run", *overrides))
+        assert not train(trainer)
     stopped = json.loads((tmp_path / "run" / "stopped").read_text())
-    assert stopped["notice"] == "preempted TRUE" and stopped["step"] == trainer.session.checkpoints.steps()[-1]
+    assert stopped["notice"] == "preempted TRUE" and stopped["step"] == trainer.store.checkpoints.steps()[-1]
     told.clear()
-    again = Trainer(load(recipe, tmp_path / "run", *overrides))
-    assert again.done == stopped["step"] and again.run()
+    again = opened(load(recipe, tmp_path / "run", *overrides))
+    assert again.state.step == stopped["step"] and train(again)
     assert numbers(tmp_path / "run") == unbroken
 
 
 def test_saves_by_the_clock(recipe, tmp_path):
     overrides = ("train.checkpoint_every=0", "train.keep=9", "data.validation=null")
     for minutes, steps in ((1e-9, [1, 2, 3, 4]), (10, [4])):
-        trainer = Trainer(load(recipe, tmp_path / f"{minutes}", *overrides, f"train.checkpoint_minutes={minutes}"))
-        assert trainer.run() and trainer.session.checkpoints.steps() == steps
+        trainer = opened(load(recipe, tmp_path / f"{minutes}", *overrides, f"train.checkpoint_minutes={minutes}"))
+        assert train(trainer) and trainer.store.checkpoints.steps() == steps
 
 
 def test_the_best_checkpoint_has_a_score_that_came_after_it(recipe, tmp_path, monkeypatch):
@@ -139,39 +140,40 @@ def test_the_best_checkpoint_has_a_score_that_came_after_it(recipe, tmp_path, mo
     overrides = ("train.eval_every=2", "train.checkpoint_every=2", "train.keep=1")
     scores = {0: 0.0, 2: 2.0, 4: 1.0, 6: 0.5}
     for steps in (4, 6):
-        trainer = Trainer(load(recipe, tmp_path / "run", *overrides, f"train.steps={steps}"))
-        plain = trainer.held_out.evaluate
-        monkeypatch.setattr(
-            trainer.held_out, "evaluate", lambda n, x, plain=plain: plain(n, x) | {"eval/reward": scores[n]}
-        )
-        assert trainer.run()
-        assert trainer.session.checkpoints.steps() == [2, steps]
-    assert trainer.session.checkpoints.good() == 2 and trainer.session.checkpoints.good(before=2) is None
+        trainer = opened(load(recipe, tmp_path / "run", *overrides, f"train.steps={steps}"))
+
+        def evaluate(state, plain=trainer.held_out.evaluate):
+            return (plain(state)[0] | {"eval/reward": scores[state.step]},) * 2
+
+        monkeypatch.setattr(trainer.held_out, "evaluate", evaluate)
+        assert train(trainer)
+        assert trainer.store.checkpoints.steps() == [2, steps]
+    assert trainer.store.checkpoints.good() == 2 and trainer.store.checkpoints.good(before=2) is None
 
 
 def test_the_first_writes_anew_what_all_have_read(recipe, tmp_path, monkeypatch):
     """Of a run that goes on: in a bucket the first takes objects away that another process has listed."""
     config = load(recipe, tmp_path / "run", "train.steps=1")
-    check_first_writes(lambda: Trainer(config), monkeypatch, ["read_metrics", "changed"])
+    check_first_writes(lambda: opened(config), monkeypatch, ["read_metrics", "changed"])
 
 
 @pytest.mark.parametrize("where", ["start", "loop"])
 def test_an_error_is_told_before_what_is_held_is_let_go_of(recipe, tmp_path, monkeypatch, where):
     config = load(recipe, tmp_path / "run", "train.steps=1")
-    check_told(lambda: Trainer(config), monkeypatch, where)
+    check_told(lambda: opened(config), monkeypatch, where)
 
 
 HANGS = """
 import sys, time
 from grpojax.host import watchdog
 watchdog.FLOOR_S, watchdog.SEEN = 2.0, 2
-from grpojax.run.learner import Learner
-plain = Learner.replace
-def replace(self, networks, sampled):
+from grpojax.run import learn
+plain = learn.replaced
+def replaced(run, networks, sampled):
     if int(networks["policy"].step) == 4:
         time.sleep(60)
-    return plain(self, networks, sampled)
-Learner.replace = replace
+    return plain(run, networks, sampled)
+learn.replaced = replaced
 from grpojax.cli import main as cli
 sys.exit(cli.main(sys.argv[1:]))
 """

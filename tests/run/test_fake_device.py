@@ -13,12 +13,13 @@ import jax
 import numpy as np
 import pytest
 from fake_checks import kinds, numbers_for
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax.models import Compute
 from grpojax.programs import sampler
 from grpojax.programs.sampler import SamplerConfig, no_samples
 from grpojax.run import recipe as recipes
+from grpojax.train import train
 from grpojax.types import Prompts
 
 CASES = {"clip_cov": ("variant=clip_cov", "train.ppo_epochs=2")}
@@ -51,9 +52,9 @@ def test_a_run_on_it_follows_from_all_of_its_state(recipe, tmp_path):
 
     def run(name, change=lambda state: state):
         given = ["train.steps=2", "train.eval_every=0", "data.validation=null", "rewards.0.name=tiny_run:parity"]
-        trainer = Trainer(recipes.load(recipe, [f"run.dir={tmp_path / name}", *given]))
+        trainer = opened(recipes.load(recipe, [f"run.dir={tmp_path / name}", *given]))
         trainer.state.networks["policy"] = change(trainer.state.networks["policy"])
-        assert trainer.run()
+        assert train(trainer)
         return [(line["entropy"], line["completions/mean_length"]) for line in numbers(tmp_path / name)]
 
     def moments(state):

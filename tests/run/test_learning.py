@@ -14,9 +14,11 @@ from runs import add_step, numbers
 
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
+from grpojax.run import learn
 from grpojax.run import recipe as config
 from grpojax.run.alarms import Limits
-from grpojax.run.session import Session
+from grpojax.run.store import Store
+from grpojax.train import train
 from grpojax.types import Rollout
 
 
@@ -26,9 +28,9 @@ def load(recipe, directory, *overrides):
     return config.load(recipe, [f"run.dir={directory}", *short, *overrides])
 
 
-def Trainer(recipe, devices=1, eos_ids=()):
+def opened(recipe, devices=1, eos_ids=()):
     """All samples of one length as a rule: an update compiles once."""
-    return runs.Trainer(recipe, devices=devices, eos_ids=eos_ids)
+    return runs.opened(recipe, devices=devices, eos_ids=eos_ids)
 
 
 def lines(directory):
@@ -62,11 +64,11 @@ def test_a_method_without_a_ratio_takes_one_update_a_rollout(recipe, tmp_path, n
 )
 def test_samples_cut_at_the_limit(recipe, tmp_path, truncated):
     """Masked they weigh nothing; dropped, their group's mean does not know of them either."""
-    trainer = Trainer(load(recipe, tmp_path / "run", f"train.truncated={truncated}", "train.steps=1",
+    trainer = opened(load(recipe, tmp_path / "run", f"train.truncated={truncated}", "train.steps=1",
                            "variant=dr_grpo", "rewards.0.name=tiny_run:length"), eos_ids=None)  # fmt: skip
     seen = []
     watch(trainer, seen)
-    assert trainer.run()
+    assert train(trainer)
     (line,) = lines(tmp_path / "run")
     assert 0 < line["completions/clipped_ratio"] < 1
     _, samples = read_samples(tmp_path / "run", 1)
@@ -85,19 +87,19 @@ def test_samples_cut_at_the_limit(recipe, tmp_path, truncated):
 
 
 @pytest.mark.usefixtures("fakes")
-def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path):
+def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path, monkeypatch):
     """Adam would move by its momentum, and count the step."""
-    trainer = Trainer(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:parity", "train.minibatches=2"))
-    plain, judged = trainer.learner.weigh, []
+    trainer = opened(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:parity", "train.minibatches=2"))
+    plain, judged = learn.weigh, []
 
-    def weigh(networks, minis, batch, signals):
-        if trainer.done == 1:  # a first update has given Adam its momentum
+    def weigh(run, networks, minis, batch, signals):
+        if run.state.step == 1:  # a first update has given Adam its momentum
             batch = dataclasses.replace(batch, total=np.full_like(batch.total, np.nan))
-            judged.append(jax.tree.map(np.asarray, trainer.state.networks["policy"]))
-        return plain(networks, minis, batch, signals)
+            judged.append(jax.tree.map(np.asarray, networks["policy"]))
+        return plain(run, networks, minis, batch, signals)
 
-    trainer.learner.weigh = weigh
-    assert trainer.run()
+    monkeypatch.setattr(learn, "weigh", weigh)
+    assert train(trainer)
     jax.tree.map(np.testing.assert_array_equal, trainer.state.networks["policy"], judged[0])
     assert int(judged[0].step) == 2
     first, second = lines(tmp_path / "run")
@@ -106,36 +108,35 @@ def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path):
 
 @pytest.mark.usefixtures("fakes")
 @pytest.mark.slow
-def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path):
+def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path, monkeypatch):
     overrides = ("train.minibatches=2", "filter={max_rollouts: 1}", "rollout.group=3", "train.steps=3")
-    trainer = Trainer(load(recipe, tmp_path / "run", *overrides))
+    trainer = opened(load(recipe, tmp_path / "run", *overrides))
     seen = []
-    plain = trainer.learner.weigh
+    plain = learn.weigh
 
-    def weigh(networks, minis, batch, signals):
+    def weigh(run, networks, minis, batch, signals):
         seen.append([(~batch.dropped[m.places]).sum() for m in minis])
-        return plain(networks, minis, batch, signals)
+        return plain(run, networks, minis, batch, signals)
 
-    trainer.learner.weigh = weigh
-    assert trainer.run()
+    monkeypatch.setattr(learn, "weigh", weigh)
+    assert train(trainer)
     assert any(sum(live) < 8 for live in seen) and all(abs(a - b) <= 1 for a, b in seen)
 
 
 @pytest.mark.usefixtures("fakes")
 @pytest.mark.slow
-def test_minibatches_are_the_same_on_any_number_of_devices(recipe, tmp_path):
-    places = []
+def test_minibatches_are_the_same_on_any_number_of_devices(recipe, tmp_path, monkeypatch):
+    places, plain = [], learn.update
+
+    def update(run, state, minis, **options):
+        places.append([m.layout.batch_shape[0] * [*m.places] and m.places.tolist() for m in minis])
+        return plain(run, state, minis, **options)
+
+    monkeypatch.setattr(learn, "update", update)
     for devices in (1, 4):
         overrides = ("train.minibatches=2", "train.steps=1", f"mesh.fsdp={devices}")
-        trainer = Trainer(load(recipe, tmp_path / str(devices), *overrides), devices=devices)
-        plain = trainer.learner.update
-
-        def update(state, minis, plain=plain, **options):
-            places.append([m.layout.batch_shape[0] * [*m.places] and m.places.tolist() for m in minis])
-            return plain(state, minis, **options)
-
-        trainer.learner.update = update
-        assert trainer.run()
+        trainer = opened(load(recipe, tmp_path / str(devices), *overrides), devices=devices)
+        assert train(trainer)
     assert places[0] == places[1] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -157,10 +158,10 @@ def noisy(trainer, size=0.1):
 @pytest.mark.usefixtures("fakes")
 def test_a_kl_in_the_reward_is_of_the_trainers_log_probs(recipe, tmp_path):
     """Policy and reference are equal and every reward is 0: the sampler's rounding alone gave advantages."""
-    trainer = Trainer(load(recipe, tmp_path / "run", "variant={name: rloo, kl_coef: 1.0}", "train.steps=1",
+    trainer = opened(load(recipe, tmp_path / "run", "variant={name: rloo, kl_coef: 1.0}", "train.steps=1",
                            "rewards.0.name=answer_format"))  # fmt: skip
     noisy(trainer)
-    assert trainer.run()
+    assert train(trainer)
     _, samples = read_samples(tmp_path / "run", 1)
     assert max(abs(s["advantage"]) for s in samples) < 1e-4
     (line,) = lines(tmp_path / "run")
@@ -172,7 +173,7 @@ def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path, mon
     overrides = ("train.minibatches=2", "train.steps=1")
     for ratio_denominator in ("sampler", "trainer"):
         ran = spies.record(monkeypatch)
-        trainer = Trainer(
+        trainer = opened(
             load(
                 recipe,
                 tmp_path / ratio_denominator,
@@ -183,7 +184,7 @@ def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path, mon
         noisy(trainer)
         seen = []
         watch(trainer, seen)
-        assert trainer.run()
+        assert train(trainer)
         assert len([name for name, _ in ran if name == "score"]) == (0 if ratio_denominator == "sampler" else 2)
         tokens = seen[0].arrays
         assert ("old_logps" in tokens) == (ratio_denominator == "trainer")
@@ -201,13 +202,13 @@ def test_tokens_are_picked_from_the_whole_minibatch(recipe, tmp_path, name):
     picked = []
     for microbatches in (1, 4):
         options = {"clip_cov": "covariance_low: 0.0, covariance_high: 100.0, ", "kl_cov": ""}[name]
-        trainer = Trainer(load(
+        trainer = opened(load(
             recipe, tmp_path / str(microbatches), "train.steps=1", f"train.microbatches={microbatches}",
             f"variant={{name: {name}, {options}covariance_fraction: 0.05}}",
         ))  # fmt: skip
         seen = []
         watch(trainer, seen)
-        assert trainer.run()
+        assert train(trainer)
         rows, mask = seen[0], seen[0].arrays["covariance_mask"]
         picked.append(sorted(zip(rows.tokens[mask].tolist(), rows.offsets[mask].tolist(), strict=True)))
         tokens = int((rows.segments > 0).sum())
@@ -222,28 +223,24 @@ def test_tokens_are_picked_from_the_whole_minibatch(recipe, tmp_path, name):
 def test_the_reference_is_refreshed_and_resumed(recipe, tmp_path):
     overrides = ("variant.kl_coef=0.1", "train.reference_every=2", "train.reference_mix=0.25", "train.steps=4",
                  "train.checkpoint_every=1")  # fmt: skip
-    trainer = Trainer(load(recipe, tmp_path / "whole", *overrides))
+    trainer = opened(load(recipe, tmp_path / "whole", *overrides))
     start = jax.tree.map(np.asarray, trainer.state.networks["reference"])
     kept = {}
-    plain = trainer.learner.end_step
 
-    def end_step(state):
-        state, number = plain(state), state.step + 1
-        kept[number] = jax.tree.map(np.asarray, (state.networks["policy"].params, state.networks["reference"]))
-        return state
+    def keep(updates):
+        networks = trainer.state.networks
+        kept[updates.number] = jax.tree.map(np.asarray, (networks["policy"].params, networks["reference"]))
 
-    trainer.learner.end_step = end_step
-    assert trainer.run()
+    assert train(trainer, keep)
     jax.tree.map(np.testing.assert_array_equal, kept[1][1], start)
     mixed = jax.tree.map(lambda p, r: 0.25 * p + 0.75 * r, kept[2][0], start)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), kept[2][1], mixed)
     jax.tree.map(np.testing.assert_array_equal, kept[3][1], kept[2][1])
 
-    first = Trainer(load(recipe, tmp_path / "parts", *overrides))
-    first.on_step = lambda *_: first.done + 1 == 3 and first.session.control.ask("SIGTERM")
-    assert not first.run()
-    again = Trainer(load(recipe, tmp_path / "parts", *overrides))
-    assert again.done == 3 and again.run()
+    first = opened(load(recipe, tmp_path / "parts", *overrides))
+    assert not train(first, lambda *_: first.state.step == 3 and first.control.ask("SIGTERM"))
+    again = opened(load(recipe, tmp_path / "parts", *overrides))
+    assert again.state.step == 3 and train(again)
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
     with pytest.raises(UserError, match="reference_every=2: there is no reference"):
         load(recipe, tmp_path / "no", "train.reference_every=2")
@@ -253,13 +250,12 @@ def test_the_reference_is_refreshed_and_resumed(recipe, tmp_path):
 def test_an_adaptive_entropy_bonus_moves_and_resumes(recipe, tmp_path):
     overrides = ("variant={name: grpo, kl_coef: 0, entropy_target: 100.0, entropy_step: 0.25}", "train.steps=3",
                  "train.checkpoint_every=1")  # fmt: skip
-    assert Trainer(load(recipe, tmp_path / "whole", *overrides)).run()
+    assert train(opened(load(recipe, tmp_path / "whole", *overrides)))
     coefs = [line["entropy_coef"] for line in lines(tmp_path / "whole")]
     assert np.diff(coefs).tolist() == [0.25, 0.25]
-    first = Trainer(load(recipe, tmp_path / "parts", *overrides))
-    first.on_step = lambda *_: first.done + 1 == 2 and first.session.control.ask("SIGTERM")
-    assert not first.run()
-    assert Trainer(load(recipe, tmp_path / "parts", *overrides)).run()
+    first = opened(load(recipe, tmp_path / "parts", *overrides))
+    assert not train(first, lambda *_: first.state.step == 2 and first.control.ask("SIGTERM"))
+    assert train(opened(load(recipe, tmp_path / "parts", *overrides)))
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
@@ -271,18 +267,22 @@ def test_an_adaptive_entropy_bonus_moves_and_resumes(recipe, tmp_path):
 def test_metrics_are_of_all_that_was_drawn(recipe, tmp_path):
     """The reward of the groups that a filter kept is always mixed; that of all drawn is the policy's."""
     plain, counted = [], {}
-    trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 4}", "rollout.group=2"))
+    trainer = opened(load(recipe, tmp_path / "run", "filter={max_rollouts: 4}", "rollout.group=2"))
     wait = trainer.source.submit
 
     def submit(problems, rollout):
         got = wait(problems, rollout)
         plain.append(
-            (trainer.done + 1, got.with_rewards, sum(len(p.ids) for p in problems) * 2 + int(rollout.lengths.sum()))
+            (
+                trainer.state.step + 1,
+                got.with_rewards,
+                sum(len(p.ids) for p in problems) * 2 + int(rollout.lengths.sum()),
+            )
         )
         return got
 
     trainer.source.submit = submit
-    assert trainer.run()
+    assert train(trainer)
     tokens = 0
     for line in lines(tmp_path / "run"):
         drawn = [(rewarded(), n) for step, rewarded, n in plain if step == line["step"]]
@@ -298,10 +298,10 @@ def test_metrics_are_of_all_that_was_drawn(recipe, tmp_path):
 
 def test_variants_that_are_the_same_at_one_update_say_so(recipe, tmp_path, caplog):
     caplog.set_level(logging.INFO, "grpojax")
-    Trainer(load(recipe, tmp_path / "one", "variant=gspo")).close()
+    opened(load(recipe, tmp_path / "one", "variant=gspo")).close()
     assert "gspo has the gradient of GRPO's loss" in caplog.text
     caplog.clear()
-    Trainer(load(recipe, tmp_path / "two", "variant=gspo", "train.minibatches=2")).close()
+    opened(load(recipe, tmp_path / "two", "variant=gspo", "train.minibatches=2")).close()
     assert "one update" not in caplog.text
 
 
@@ -310,52 +310,52 @@ def test_variants_that_are_the_same_at_one_update_say_so(recipe, tmp_path, caplo
 
 @pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize("place", ["evaluate", "draw", "keep", "weigh"])
-def test_a_mistake_that_shows_late_costs_nothing(recipe, tmp_path, place):
+def test_a_mistake_that_shows_late_costs_nothing(recipe, tmp_path, monkeypatch, place):
     """A judge that is none, a data set that is used up: what was learned is saved, metrics and all."""
     held_out = (f"data.validation={recipe.parent / 'sums.jsonl'}", "train.eval_limit=8") if place == "evaluate" else ()
-    trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=5", "filter={max_rollouts: 1}", *held_out))
+    trainer = opened(load(recipe, tmp_path / "run", "train.steps=5", "filter={max_rollouts: 1}", *held_out))
     owner, name = {
         "evaluate": (trainer.held_out, "evaluate"),
         "draw": (trainer.source, "next"),
         "keep": (trainer.source, "keeps"),
-        "weigh": (trainer.learner, "weigh"),
+        "weigh": (learn, "weigh"),
     }[place]
     plain = getattr(owner, name)
 
     def mistaken(*args):
-        if trainer.done == (5 if place == "evaluate" else 2):
+        if trainer.state.step == (5 if place == "evaluate" else 2):
             raise UserError("only now is it seen")
         return plain(*args)
 
-    setattr(owner, name, mistaken)
+    monkeypatch.setattr(owner, name, mistaken)
     with pytest.raises(UserError, match="only now"):
-        trainer.run()
+        train(trainer)
     done = 5 if place == "evaluate" else 2
-    assert trainer.session.checkpoints.steps()[-1] == done and len(lines(tmp_path / "run")) == done
+    assert trainer.store.checkpoints.steps()[-1] == done and len(lines(tmp_path / "run")) == done
 
 
 @pytest.mark.usefixtures("fakes")
 def test_a_filter_that_cannot_judge_is_the_users_to_mend(recipe, tmp_path):
-    trainer = Trainer(load(recipe, tmp_path / "run", "variant=ngrpo", "rewards.0.name=tiny_run:length"), eos_ids=None)
+    trainer = opened(load(recipe, tmp_path / "run", "variant=ngrpo", "rewards.0.name=tiny_run:length"), eos_ids=None)
     with pytest.raises(UserError, match="filter of variant 'ngrpo'"):
-        trainer.run()
+        train(trainer)
 
 
 @pytest.mark.usefixtures("fakes")
 def test_nothing_of_a_finished_step_asks_the_device(recipe, tmp_path, monkeypatch):
     """The next rollout is under way by then: whatever is computed there waits for it, and its time is lost."""
     options = "variant={name: grpo, kl_coef: 0, entropy_target: 1.0}"
-    trainer = Trainer(load(recipe, tmp_path / "run", options, "train.steps=4", "rollout.group=8"))
-    trainer.loop.watch.limits = Limits(jump=0.0, jump_nats=-100.0)  # rings at the second step
-    plain, asked, bind = trainer.loop._record, [], Primitive.bind
+    trainer = opened(load(recipe, tmp_path / "run", options, "train.steps=4", "rollout.group=8"))
+    trainer.journal.watch.limits = Limits(jump=0.0, jump_nats=-100.0)  # rings at the second step
+    plain, asked, bind = trainer.journal._record, [], Primitive.bind
 
     def record(updates):
         monkeypatch.setattr(Primitive, "bind", lambda self, *a, **k: asked.append(self) or bind(self, *a, **k))
         plain(updates)
         monkeypatch.setattr(Primitive, "bind", bind)
 
-    trainer.loop._record = record
-    assert trainer.run() and not asked
+    trainer.journal._record = record
+    assert train(trainer) and not asked
     assert "watch/entropy_jump" in lines(tmp_path / "run")[1]
 
 
@@ -368,7 +368,7 @@ def test_nothing_of_a_finished_step_asks_the_device(recipe, tmp_path, monkeypatc
 )
 def test_sizes_that_do_not_divide_are_refused_at_the_start(recipe, tmp_path, overrides, message):
     with pytest.raises(UserError, match=message):
-        Trainer(
+        opened(
             load(recipe, tmp_path / "run", "rollout.group=3", *overrides),
             devices=8 if "mesh.fsdp=8" in overrides else 1,
         )
@@ -376,7 +376,7 @@ def test_sizes_that_do_not_divide_are_refused_at_the_start(recipe, tmp_path, ove
 
 def test_samples_longer_than_the_models_positions_are_refused(recipe, tmp_path):
     with pytest.raises(UserError, match="rollout.max_tokens=32768 after a prompt of 4 tokens .*=32768"):
-        Trainer(load(recipe, tmp_path / "run", "rollout.max_tokens=32768"))
+        opened(load(recipe, tmp_path / "run", "rollout.max_tokens=32768"))
 
 
 # --- going on with other settings
@@ -384,22 +384,22 @@ def test_samples_longer_than_the_models_positions_are_refused(recipe, tmp_path):
 
 def test_an_evaluation_without_problems_is_said_to_do_nothing(recipe, tmp_path, caplog):
     caplog.set_level(logging.INFO, "grpojax")
-    Trainer(load(recipe, tmp_path / "run", "train.eval_every=1")).close()
+    opened(load(recipe, tmp_path / "run", "train.eval_every=1")).close()
     assert "train.eval_every=1 does nothing: there is no data.validation" in caplog.text
 
 
 def test_a_recipe_spelt_in_another_way_is_the_same_run(recipe, tmp_path):
-    Trainer(load(recipe, tmp_path / "run", "variant=grpo")).close()
+    opened(load(recipe, tmp_path / "run", "variant=grpo")).close()
     spelt = ("variant={name: grpo}", "rewards={terms: [{name: 'tiny_run:parity'}]}")
-    Trainer(load(recipe, tmp_path / "run", *spelt)).close()
+    opened(load(recipe, tmp_path / "run", *spelt)).close()
     add_step(tmp_path / "run")
     with pytest.raises(UserError, match="rewards.combine: 'sum' -> 'normalize'"):
-        Trainer(load(recipe, tmp_path / "run", "rewards={terms: [{name: 'tiny_run:parity'}], combine: normalize}"))
+        opened(load(recipe, tmp_path / "run", "rewards={terms: [{name: 'tiny_run:parity'}], combine: normalize}"))
 
 
 def test_a_run_goes_on_under_a_version_with_a_new_setting(recipe, tmp_path):
     config = load(recipe, tmp_path / "run")
-    record = Session(config).record
+    record = Store(config).record
     add_step(tmp_path / "run")
     record.write()
     file = tmp_path / "run" / "config.json"
@@ -407,7 +407,7 @@ def test_a_run_goes_on_under_a_version_with_a_new_setting(recipe, tmp_path):
 
     def begin_as(*overrides, **changed):
         file.write_text(json.dumps(stored | changed))
-        return Session(load(recipe, tmp_path / "run", *overrides)).record
+        return Store(load(recipe, tmp_path / "run", *overrides)).record
 
     before = {key: value for key, value in stored["rollout"].items() if key not in ("no_end", "weights")}
     begin_as(rollout=before).write()
@@ -423,24 +423,24 @@ def test_a_run_goes_on_under_a_version_with_a_new_setting(recipe, tmp_path):
 @pytest.mark.usefixtures("fakes")
 @pytest.mark.slow
 def test_settings_of_execution_may_differ_in_a_resumed_run(recipe, tmp_path, caplog):
-    first = Trainer(load(recipe, tmp_path / "run", "train.steps=1"))
-    assert first.run()
+    first = opened(load(recipe, tmp_path / "run", "train.steps=1"))
+    assert train(first)
     caplog.set_level(logging.INFO, "grpojax")
     changed = ("train.steps=2", "train.microbatches=2", "model.remat=none", "rollout.decode_slots=2",
                "train.checkpoint_every=1", "tracking.samples=false")  # fmt: skip
-    again = Trainer(load(recipe, tmp_path / "run", *changed))
-    assert again.done == 1
+    again = opened(load(recipe, tmp_path / "run", *changed))
+    assert again.state.step == 1
     again.close()
     for name in ("train.steps: 1 -> 2", "train.microbatches: 1 -> 2", "model.remat: 'layer' -> 'none'"):
         assert f"resumed with a change: {name}" in caplog.text
     assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["microbatches"] == 2
     for refused in ("train.seed=1", "rollout.temperature=0.9", "train.minibatches=2", "variant.clip_high=0.3"):
         with pytest.raises(UserError, match="holds a run of another config"):
-            Trainer(load(recipe, tmp_path / "run", *changed, refused))
-    assert Trainer(load(recipe, tmp_path / "run", *changed, "model.remat=layer", "rollout.decode_slots=0")).run()
+            opened(load(recipe, tmp_path / "run", *changed, refused))
+    assert train(opened(load(recipe, tmp_path / "run", *changed, "model.remat=layer", "rollout.decode_slots=0")))
     with pytest.raises(UserError, match="train.steps=1: .* is at step 2 already"):
-        Trainer(load(recipe, tmp_path / "run", *changed[1:], "train.steps=1"))
+        opened(load(recipe, tmp_path / "run", *changed[1:], "train.steps=1"))
     with pytest.raises(UserError, match="train.steps: 2 -> 5"):  # the rate of every step depends on it
         load_as = ("optimizer.schedule=linear",)
-        assert Trainer(load(recipe, tmp_path / "linear", *load_as)).run()
-        Trainer(load(recipe, tmp_path / "linear", *load_as, "train.steps=5"))
+        assert train(opened(load(recipe, tmp_path / "linear", *load_as)))
+        opened(load(recipe, tmp_path / "linear", *load_as, "train.steps=5"))

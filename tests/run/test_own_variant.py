@@ -26,6 +26,7 @@ from grpojax.records.directory import RunDirectory
 from grpojax.run import checks, parts, programs, weighing
 from grpojax.run import recipe as recipes
 from grpojax.run.batch import Batch
+from grpojax.train import train
 from grpojax.types import Rollout
 
 module = own_variants.module
@@ -71,7 +72,7 @@ def test_what_its_part_gives_is_what_it_declares(module, recipe, tmp_path, part,
     given = json.dumps({"name": f"{module}:with_a_part", "part": part})
     config = recipes.load(recipe, [f"variant={given}", f"run.dir={tmp_path}/run", "train.steps=1"])
     with pytest.raises(ValueError, match=said):
-        runs.Trainer(config).run()
+        train(runs.opened(config))
 
 
 @pytest.mark.slow
@@ -81,9 +82,8 @@ def test_it_may_draw_in_a_way_of_its_own(module, recipe, tmp_path):
     def seen(name, *more):
         steps = []
         config = recipes.load(recipe, [f"variant={name}", f"run.dir={tmp_path}/{len(more)}", "train.steps=1"])
-        trainer = runs.Trainer(config, eos_ids=())
-        trainer.on_step = lambda problems, rollout: steps.append([p.uid for p in problems])
-        assert trainer.run()
+        trainer = runs.opened(config, eos_ids=())
+        assert train(trainer, lambda updates: steps.append([p.uid for p in updates.batch.problems]))
         return trainer, steps
 
     trainer, own = seen(f"{module}:drawn", "own")
@@ -106,9 +106,9 @@ def test_it_may_bring_a_network_that_learns_beside_the_policy(module, recipe, tm
 
     def run(steps):
         config = recipes.load(recipe, [f"variant={module}:learns", f"train.steps={steps}", *more])
-        made = runs.Trainer(config, eos_ids=())
+        made = runs.opened(config, eos_ids=())
         start = jax.tree.map(np.array, made.state.networks)
-        assert made.run()
+        assert train(made)
         return config, made, start, made.state.networks
 
     config, trainer, start, first = run(1)

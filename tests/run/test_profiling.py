@@ -13,12 +13,12 @@ from grpojax.records.metrics import read_metrics
 from grpojax.run import profiling
 from grpojax.run import recipe as recipe_module
 from grpojax.run.profiling import Profile, ProfileConfig
-from grpojax.run.trainer import Trainer
+from grpojax.train import open_run, train
 
 
-def train(recipe, folder, *changes):
+def trained(recipe, folder, *changes):
     config = recipe_module.load(recipe, [f"run.dir={folder}", "train.steps=4", "train.eval_every=0", *changes])
-    assert Trainer(config, jax.devices()[:1]).run()
+    assert train(open_run(config, jax.devices()[:1]))
     return [{k: v for k, v in x.items() if "time" not in k and "per_s" not in k} for x in read_metrics(folder)]
 
 
@@ -37,9 +37,9 @@ def steps_of(folder):
 
 @pytest.mark.exhaustive("run/test_profiling.py::test_the_loop_waits_at_the_edges_alone")
 def test_chosen_steps_are_traced_and_no_number_changes(recipe, tmp_path, caplog):
-    plain = train(recipe, tmp_path / "plain")
+    plain = trained(recipe, tmp_path / "plain")
     with caplog.at_level(logging.INFO):
-        assert train(recipe, tmp_path / "run", "profile.steps=[2, 3]") == plain
+        assert trained(recipe, tmp_path / "run", "profile.steps=[2, 3]") == plain
     steps, names = steps_of(tmp_path / "run/profile")
     assert steps == [2, 3] and any("update" in name for name in names) and any("rollout" in name for name in names)
     assert f"tensorboard --logdir {tmp_path}/run/profile" in caplog.text

@@ -10,7 +10,7 @@ from grpojax.models import Compute
 from grpojax.run import checks
 from grpojax.run import recipe as config
 from grpojax.run.held_out import config_of
-from grpojax.run.trainer import Trainer
+from grpojax.train import open_run, train
 
 EIGHT = "rollout.weights=int8"
 CACHE = "rollout.cache_dtype=int8"
@@ -77,7 +77,7 @@ def test_a_run_tells_how_far_sampler_and_policy_are_apart(recipe, tmp_path, eigh
         "train.steps=2",
         "train.eval_every=0",
     ]
-    assert Trainer(config.load(recipe, [*more, f"run.dir={tmp_path}"])).run()
+    assert train(open_run(config.load(recipe, [*more, f"run.dir={tmp_path}"])))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     step = next(line for line in lines if "sampling/kl" in line)
     assert 1e-5 < step["sampling/logp_difference_max"] < 0.3 and 0 < step["sampling/kl"] < 0.01

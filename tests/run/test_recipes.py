@@ -13,10 +13,11 @@ import pytest
 import recipe_runs
 from oracles import close, live, sample_means, std, valid_of
 from recipe_runs import CORE, FAST, STEPS, grpo, on_tokens, some
-from runs import Trainer, start_together
+from runs import opened, start_together
 
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 # --- the advantages of each, [P, G] or [P, G, T], by loops
 
@@ -183,7 +184,7 @@ def test_rare_tokens_are_rare_beside_the_whole_rollout(relative_to, cut, devices
     options = f"variant={{name: rare_token, relative_to: {relative_to}}}"
     more = [options, "rewards=[{name: 'tiny_run:some'}]", "rollout.max_tokens=7", *cut]
     loaded = recipe_runs.load("rare_token", recipe.parent, tmp_path / "run", *more)
-    step = recipe_runs.weighed(Trainer(loaded, devices))
+    step = recipe_runs.weighed(opened(loaded, devices))
     assert 0 < np.isfinite(step.rewards).mean() < 1 and len(set(step.lengths.ravel())) > 2
     close(step.advantages, rare(relative_to)(step), atol=2e-5, rtol=1e-4)
     if relative_to == "batch":  # something of one half of the prompts is measured by the other half's likeliest token
@@ -202,6 +203,6 @@ def test_rare_tokens_of_two_processes(recipe, tmp_path):
         said = process.communicate(timeout=300)[0]
         assert process.returncode == 0, said
     alone = config.load(model / "recipe.yaml", [*more, f"run.dir={tmp_path / 'one'}"])
-    assert Trainer(alone, devices=2).run()
+    assert train(opened(alone, devices=2))
     (two, one) = ([s["advantage"] for s in read_samples(tmp_path / d, 1)[1]] for d in ("two", "one"))
     np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-4)

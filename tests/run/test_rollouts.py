@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runs import Trainer, numbers
+from runs import draw, numbers, opened
 
 from grpojax import data
 from grpojax.data import Pass
@@ -17,6 +17,7 @@ from grpojax.run import recipe as config
 from grpojax.run.curriculum import Curriculum
 from grpojax.run.run_state import State
 from grpojax.run.sections import RetireConfig
+from grpojax.train import train
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -41,7 +42,7 @@ def load(recipe, data, directory, *overrides):
 
 
 def trainer_of(recipe):
-    return Trainer(recipe, eos_ids=())
+    return opened(recipe, eos_ids=())
 
 
 def drawn(directory, steps):
@@ -52,7 +53,7 @@ def drawn(directory, steps):
 def test_solved_prompts_are_not_drawn_in_later_passes(recipe, graded, tmp_path):
     """ScaleRL's rule is on prompts, not on the groups of a step; a pass takes 30 draws."""
     trainer = trainer_of(load(recipe, graded, tmp_path / "run"))
-    assert trainer.run()
+    assert train(trainer)
     batches = drawn(tmp_path / "run", 7)
     first = sum(batches[:3], [])
     assert len(set(first)) == 24 and any(uid % 3 == 0 for uid in first)
@@ -64,7 +65,7 @@ def test_solved_prompts_are_not_drawn_in_later_passes(recipe, graded, tmp_path):
 
 def test_waiting_for_rewards_notes_nothing(recipe, graded, tmp_path):
     trainer = trainer_of(load(recipe, graded, tmp_path / "run"))
-    batch = trainer.source.next(1, trainer.source.begin(1))
+    batch = draw(trainer)
     judged = [batch.with_rewards() for _ in range(2)]
 
     def solved():
@@ -81,12 +82,11 @@ def test_waiting_for_rewards_notes_nothing(recipe, graded, tmp_path):
 def test_a_resumed_run_draws_what_it_would_have_drawn(recipe, graded, tmp_path, overrides):
     """Culling here with two sources, and solved problems that come back."""
     data = f"[{graded}, {graded}]" if overrides else graded
-    assert trainer_of(load(recipe, data, tmp_path / "whole", *overrides)).run()
+    assert train(trainer_of(load(recipe, data, tmp_path / "whole", *overrides)))
     first = trainer_of(load(recipe, data, tmp_path / "parts", *overrides))
-    first.on_step = lambda *_: first.done + 1 == 3 and first.session.control.ask("SIGTERM")
-    assert not first.run()
+    assert not train(first, lambda *_: first.state.step == 3 and first.control.ask("SIGTERM"))
     again = trainer_of(load(recipe, data, tmp_path / "parts", *overrides))
-    assert again.done == 3 and again.run()
+    assert again.state.step == 3 and train(again)
     assert again.state.solved
     if overrides:  # the second pass had twenty, and the third has all
         assert [(p["number"], p["start"], len(p["left_out"])) for p in again.state.passes] == [(2, 50, 0)] * 2
@@ -98,7 +98,7 @@ def test_a_resumed_run_draws_what_it_would_have_drawn(recipe, graded, tmp_path, 
 def test_culling_shrinks_the_next_pass_by_exactly_what_is_solved(recipe, graded, tmp_path):
     """Passes of 30, 20 and 20 prompts, in rollouts of ten of the same size: the tokens drawn are the same."""
     trainer = trainer_of(load(recipe, graded, tmp_path / "run", "variant=culling", "rollout.prompts=10"))
-    assert trainer.run()
+    assert train(trainer)
     batches = drawn(tmp_path / "run", 7)
     assert all(len(set(batch)) == 10 for batch in batches)
     hard = {uid for uid in range(30) if uid % 3}
@@ -139,7 +139,7 @@ def test_where_all_are_solved_all_are_drawn_again(recipe, graded, tmp_path, capl
     """Everything is over -1; the second pass would be empty, the third is not told by what the first said."""
     options = "variant=culling", "rollout.prompts=10", "rollout.retire={success: -1.0}", "train.steps=6"
     trainer = trainer_of(load(recipe, graded, tmp_path / "run", *options))
-    assert trainer.run()
+    assert train(trainer)
     batches = drawn(tmp_path / "run", 6)
     assert set(sum(batches[:3], [])) == set(sum(batches[3:], [])) == set(range(30))
     assert "rollout 3: all problems of source 1 are solved; they are drawn again" in caplog.text
@@ -170,7 +170,7 @@ def test_a_graded_reward_retires_by_a_success_that_is_given(recipe, graded, tmp_
     options = "variant=culling", "rewards.0.name=tiny_run:length", "train.steps=2"
     trainer = trainer_of(load(recipe, graded, tmp_path / "run", *options))
     with pytest.raises(UserError, match="retired by the reward 'tiny_run:length', which gave .*rollout.retire.success"):
-        trainer.run()
+        train(trainer)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])

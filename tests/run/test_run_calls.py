@@ -5,10 +5,11 @@ import collections
 import pytest
 import run_calls
 import spies
-from runs import Trainer
+from runs import opened
 
 from grpojax.run import dry
 from grpojax.run import recipe as recipes
+from grpojax.train import train
 
 CASES = {
     "clip_cov": ["variant=clip_cov", "train.ppo_epochs=2"],
@@ -41,9 +42,9 @@ def test_a_runs_programs_are_called_with_what_is_said_of_them(recipe, tmp_path, 
 def test_a_dry_step_calls_each_program_as_often_as_a_real_one(recipe, tmp_path, monkeypatch, more):
     keep = [f"run.dir={tmp_path}", "data.validation=null", "rewards.0.name=tiny_run:parity", "train.steps=1"]
     config = recipes.load(recipe, [*keep, *more])
-    seen, trainer = spies.record(monkeypatch), Trainer(config, eos_ids=())
+    seen, trainer = spies.record(monkeypatch), opened(config, eos_ids=())
     run = dry.run_of(config, trainer.policy.shape)
     said = collections.Counter(call.program.name for calls in run.learn(1, run.pack()) for call in calls)
-    assert trainer.run()
+    assert train(trainer)
     real = collections.Counter(name for name, _ in seen)
     assert {name: real[name] for name in said} == said

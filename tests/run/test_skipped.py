@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import Trainer
+from runs import opened
 from variant_examples import built
 
 from grpojax import losses, variants
@@ -12,6 +12,7 @@ from grpojax.host.errors import UserError
 from grpojax.programs import blocks
 from grpojax.records import metrics
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 BASE = ("data.validation=null", "train.steps=3", "rollout.prompts=6", "rollout.group=2", "rollout.max_tokens=7",
         "rewards.0.name=tiny_run:parity", "variant.kl_coef=0", "train.seed=5")  # fmt: skip
@@ -22,10 +23,11 @@ def load(recipe, directory, *overrides):
 
 
 def trained(recipe, directory, *overrides, devices=1):
-    trainer = Trainer(load(recipe, directory, *overrides), devices=devices)
-    assert trainer.run()
+    trainer = opened(load(recipe, directory, *overrides), devices=devices)
+    last = []
+    assert train(trainer, lambda updates: last.insert(0, updates))
     lines = [x for x in metrics.read_metrics(directory) if "loss" in x]
-    return jax.tree.map(np.asarray, trainer.state.networks["policy"].params), lines, trainer.work
+    return jax.tree.map(np.asarray, trainer.state.networks["policy"].params), lines, last[0].flops
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import spies
 from refusals import check_said
-from runs import Full, Trainer, numbers, start, start_together, train
+from runs import Full, numbers, opened, start, start_together, train_apart
 
 from grpojax.cli import main as cli
 from grpojax.host.errors import UserError
@@ -20,6 +20,8 @@ from grpojax.records import metrics as tracking
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.records.samples import read_samples, samples_path
 from grpojax.run import recipe as config
+from grpojax.run.report import check_learned
+from grpojax.train import train
 
 # How many times the run is killed; the README says what 200 gave.
 KILLS = int(os.environ.get("GRPOJAX_KILLS", "2"))
@@ -28,7 +30,7 @@ KILLS = int(os.environ.get("GRPOJAX_KILLS", "2"))
 @pytest.fixture(scope="module")
 def unbroken(recipe, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "unbroken"
-    return directory, train(recipe, directory)
+    return directory, train_apart(recipe, directory)
 
 
 def test_a_run_learns_and_says_so(unbroken):
@@ -58,7 +60,7 @@ def test_kill_nine_at_any_moment_changes_nothing(recipe, tmp_path):
     """Kills at random moments, saves included (one is in flight after every step), then the same command again."""
     rng, kills, steps = random.Random(0), 0, max(60, 8 * KILLS)
     overrides = [f"train.steps={steps}", "train.checkpoint_every=1", "train.eval_every=7"]
-    train(recipe, tmp_path / "unbroken", *overrides)
+    train_apart(recipe, tmp_path / "unbroken", *overrides)
     directory = tmp_path / "killed"
     for _ in range(KILLS):
         process = start(recipe, directory, *overrides)
@@ -74,7 +76,7 @@ def test_kill_nine_at_any_moment_changes_nothing(recipe, tmp_path):
         if KILLS > 20:
             print(f"kill {kills}: {tracking.read_metrics(directory)[-1:]}"[:60], flush=True)
     assert kills >= 0.9 * KILLS
-    train(recipe, directory, *overrides)
+    train_apart(recipe, directory, *overrides)
     assert numbers(directory) == numbers(tmp_path / "unbroken")
 
 
@@ -92,16 +94,16 @@ def test_sigterm_saves_and_exits_75(recipe, unbroken, tmp_path):
     checkpoints = Checkpoints(directory / "checkpoints")
     assert checkpoints.latest() == last
     checkpoints.close()
-    train(recipe, directory)
+    train_apart(recipe, directory)
     assert numbers(directory) == numbers(unbroken[0])
 
 
 @pytest.mark.slow
 def test_a_full_disk_costs_one_checkpoint(recipe, unbroken, tmp_path, caplog):
-    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}"]))
-    trainer.session.checkpoints._manager = Full(trainer.session.checkpoints._manager, {2})
-    assert trainer.run()
-    assert "No space left on device" in caplog.text and trainer.session.checkpoints.steps()[-1] == 12
+    trainer = opened(config.load(recipe, [f"run.dir={tmp_path / 'run'}"]))
+    trainer.store.checkpoints._manager = Full(trainer.store.checkpoints._manager, {2})
+    assert train(trainer)
+    assert "No space left on device" in caplog.text and trainer.store.checkpoints.steps()[-1] == 12
     assert numbers(tmp_path / "run") == numbers(unbroken[0])
 
 
@@ -112,7 +114,7 @@ MESH = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
 def meshed(recipe, tmp_path_factory):
     """A run of one process with eight devices."""
     directory = tmp_path_factory.mktemp("runs") / "meshed"
-    train(recipe, directory, *MESH, devices=8)
+    train_apart(recipe, directory, *MESH, devices=8)
     return directory
 
 
@@ -235,7 +237,7 @@ def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_
 ])  # fmt: skip
 def test_options_run(recipe, tmp_path, overrides):
     recipe = config.load(recipe, [f"run.dir={tmp_path / 'run'}", "train.steps=2", *overrides])
-    assert Trainer(recipe, devices=recipe.mesh.data).run()
+    assert train(opened(recipe, devices=recipe.mesh.data))
     lines = [line for line in numbers(tmp_path / "run") if "reward" in line]
     assert len(lines) == 2 and all(np.isfinite(list(line.values())).all() for line in lines)
     if "train.ppo_epochs=2" in overrides:
@@ -251,8 +253,8 @@ def test_dropped_groups_are_in_no_statistic(recipe, tmp_path):
     """GPG's factor makes up for groups without variance that are in the batch; those that were dropped are not."""
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "data.validation=null", "variant=gpg",
                  "rewards.0.name=tiny_run:even", "filter={max_rollouts: 1}", "rollout.group=3"]  # fmt: skip
-    trainer = Trainer(config.load(recipe, overrides))
-    assert trainer.run()
+    trainer = opened(config.load(recipe, overrides))
+    assert train(trainer)
     (line,) = [line for line in numbers(tmp_path / "run") if "reward" in line]
     assert 0 < line["groups/missing"] < 1
     _, samples = read_samples(tmp_path / "run", 1)
@@ -271,7 +273,7 @@ def test_dropped_groups_do_not_dilute_the_others(recipe, tmp_path, aggregate):
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=2", "train.minibatches=2", "data.validation=null",
                  f"variant={{name: grpo, aggregate: {aggregate}, kl_coef: 0}}", "rewards.0.name=tiny_run:even",
                  "filter={max_rollouts: 1}", "rollout.group=3"]  # fmt: skip
-    trainer = Trainer(config.load(recipe, overrides))
+    trainer = opened(config.load(recipe, overrides))
     sums = []
 
     def train_step(state, frozen, packed):
@@ -279,7 +281,7 @@ def test_dropped_groups_do_not_dilute_the_others(recipe, tmp_path, aggregate):
         return plain(state, frozen, packed)
 
     plain = spies.update_by(trainer, train_step)
-    assert trainer.run()
+    assert train(trainer)
     assert any(line["groups/missing"] > 0 for line in numbers(tmp_path / "run"))
     assert len(sums) == 4 and all(x == pytest.approx(1.0, abs=1e-5) or x == 0 for x in sums) and max(sums) > 0
 
@@ -288,14 +290,14 @@ def test_dropped_groups_do_not_dilute_the_others(recipe, tmp_path, aggregate):
 def test_an_advantage_that_cannot_be_is_the_users_to_mend(recipe, tmp_path):
     """NGRPO with lengths for rewards: only the rewards themselves tell that 1 is not the best."""
     overrides = [f"run.dir={tmp_path / 'run'}", "variant=ngrpo", "filter=none", "data.validation=null"]
-    trainer = Trainer(config.load(recipe, overrides))
+    trainer = opened(config.load(recipe, overrides))
     with pytest.raises(UserError, match=r"variant 'ngrpo': virtual_best\(reward_max=1.0\): a reward is"):
-        trainer.run()
-    assert trainer.session.checkpoints.directory.exists()
+        train(trainer)
+    assert trainer.store.checkpoints.directory.exists()
 
 
 def test_no_reference_without_a_kl_term(recipe, tmp_path):
-    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "variant.kl_coef=0"]))
+    trainer = opened(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "variant.kl_coef=0"]))
     assert set(trainer.state.networks) == {"policy"}
     trainer.close()
 
@@ -304,9 +306,9 @@ def test_no_reference_without_a_kl_term(recipe, tmp_path):
 def test_invalid_samples_are_left_out(recipe, tmp_path, capsys):
     """A reward of None counts in no statistic, and a run of nothing else changes no weight and ends with status 2."""
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "variant.kl_coef=0"]
-    trainer = Trainer(config.load(recipe, [*overrides, 'rewards=[{name: "tiny_run:nothing"}]']))
+    trainer = opened(config.load(recipe, [*overrides, 'rewards=[{name: "tiny_run:nothing"}]']))
     before = np.asarray(trainer.state.networks["policy"].params["embed"][...])
-    trainer.run()
+    train(trainer)
     np.testing.assert_array_equal(np.asarray(trainer.state.networks["policy"].params["embed"][...]), before)
     line = numbers(tmp_path / "run")[-2]
     assert line["rewards/invalid"] == 1.0
@@ -323,9 +325,9 @@ def test_a_column_that_some_rows_lack_is_none_for_them(recipe, tmp_path):
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     overrides = [f"run.dir={tmp_path / 'run'}", f"data.train={tmp_path / 'data.jsonl'}", "data.validation=null",
                  "train.steps=2", "rewards.0.name=tiny_run:level"]  # fmt: skip
-    trainer = Trainer(config.load(recipe, overrides))
-    assert trainer.run()
-    trainer.check_learned()
+    trainer = opened(config.load(recipe, overrides))
+    assert train(trainer)
+    check_learned(trainer)
     for line in numbers(tmp_path / "run"):
         assert 0 < line["rewards/invalid"] < 1 and line["reward"] == 2.0
 
@@ -340,7 +342,7 @@ def test_held_out_answers_are_checked_by_what_judges_them(recipe, tmp_path):
         "rewards=[{name: answer_format}, {name: math_answer, weight: 0}]",
     ]
     with pytest.raises(UserError, match=r"eval.jsonl:2.*'\$\$' is empty"):
-        Trainer(config.load(recipe, overrides))
+        opened(config.load(recipe, overrides))
 
 
 @pytest.mark.parametrize("place", ["/dev/null/run", "/proc/run", "{file}"])
@@ -355,7 +357,7 @@ def test_a_directory_that_cannot_be_is_refused(recipe, tmp_path, place, capsys):
 def test_samples_show_the_answer_that_the_reward_looks_for(recipe, tmp_path, capsys):
     overrides = [f"run.dir={tmp_path / 'run'}", "data.validation=null", "train.steps=1",
                  'rewards=[{name: answer, options: {marker: "="}}, {name: "tiny_run:length"}]']  # fmt: skip
-    assert Trainer(config.load(recipe, overrides)).run()
+    assert train(opened(config.load(recipe, overrides)))
     _, samples = read_samples(tmp_path / "run")
     for s in samples:
         marked = s["completion"].rpartition("=")

@@ -42,11 +42,11 @@ class Episodes(Plain):
         folder = self.context.folder
         self._notes = None if folder is None else Notes(folder / "episodes")
 
-    def draw(self, problems: Sequence[data.Problem], number: int) -> Batch:
+    def draw(self, params: Any, problems: Sequence[data.Problem], number: int) -> Batch:
         """Opens the environments and dispatches the first turns of a rollout; as `Plain.draw`."""
         if self._notes is not None:
             self._notes.begin(number)
-        playing = self._players.begin(self.params(), problems, self.key(number), self.config, notes=self._notes)
+        playing = self._players.begin(params, problems, self.key(number), self.config, notes=self._notes)
         arrive = functools.partial(self._finished, playing)
         return Batch(number=number, problems=playing.problems, arrive=arrive)
 

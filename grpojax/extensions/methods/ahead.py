@@ -12,6 +12,7 @@ from typing import Any
 from grpojax.programs.policy import DryPolicy
 from grpojax.run.batch import Batch
 from grpojax.run.parts.part import Part
+from grpojax.run.run_state import State
 from grpojax.run.sections import TrainConfig
 from grpojax.run.source import Plain, record_of
 
@@ -44,14 +45,14 @@ class Ahead:
         if state.in_flight is not None:
             self.in_flight = source.resumed(state.in_flight)
 
-    def begin(self, number: int) -> Batch:
+    def begin(self, state: State) -> Batch:
         """Waits for the samples that were drawn ahead, and starts the next rollout."""
         source = self.source
-        batch = source.next(number, self.in_flight or source.begin(number))
-        self._following = source.start() if self._train.done(number, 0) < 1 else None
+        batch = source.next(state, self.in_flight or source.begin(state))
+        self._following = source.start(state) if self._train.done(state.step + 1, 0) < 1 else None
         return batch
 
-    def next(self, number: int, first: Batch) -> Batch:
+    def next(self, state: State, first: Batch) -> Batch:
         """The samples are there."""
         return first
 

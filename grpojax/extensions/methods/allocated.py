@@ -80,9 +80,9 @@ class Allocated(Plain):
                     self._exemplars.add(drawn.problems[p].uid, *self.policy.texts([tokens.tolist()]))
         return super().note(batch)
 
-    def draw(self, problems: Sequence[data.Problem], number: int) -> Batch:
+    def draw(self, params: Any, problems: Sequence[data.Problem], number: int) -> Batch:
         """Dispatches the probe; `_in_phases` draws the rest phase by phase."""
-        plan, params, key = self.plan, self.params(), self.key(number)
+        plan, key = self.plan, self.key(number)
         each = plan.most + (plan.probe if plan.exemplars else 0)  # a seeded prompt's samples come after its probe
         probe = sampler_of(self.config, plan.probe)
         drawing = [self.dispatch_any(params, self.prompts(problems, each), key, probe)]

@@ -50,14 +50,14 @@ class Partial(Plain):
         """As `Plain`, and the groups that continue."""
         return super().after_step() | {"partial": self.places.saved()}
 
-    def start(self) -> Batch:
+    def start(self, state: State) -> Batch:
         """Dispatches the next rollout, in which some groups continue."""
         number = self.drawn
         self.drawn += 1
-        version, config = self.weights()[1], self.config
+        version, config = state.updates, self.config
         problems, passes, carried = self.places.fill(self.choose)
         prompts, goes_on = self.prompts(problems, config.group), {"partial": carried.samples, "left": self._left}
-        sampled = self.policy.sample(self.params(), prompts, self.key(number), config, **goes_on)
+        sampled = self.policy.sample(self.params(state), prompts, self.key(number), config, **goes_on)
         return Batch(
             number=number,
             problems=problems,
@@ -78,9 +78,9 @@ class Partial(Plain):
         add = functools.partial(among, submitted, whole)
         return dataclasses.replace(batch, drawing=(), arrive=None, rollout=only(rollout, whole), pending=[add])
 
-    def next(self, number: int, first: Batch) -> Batch:
+    def next(self, state: State, first: Batch) -> Batch:
         """As `Plain`, with the groups that continue."""
-        made = super().next(number, first)
+        made = super().next(state, first)
         return dataclasses.replace(made, waiting=self.places.carried.waiting)
 
     def version(self, started: Sequence[Batch], drawn: Sequence[Batch], learned: PerPrompt | None = None) -> int:

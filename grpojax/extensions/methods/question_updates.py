@@ -22,12 +22,12 @@ from grpojax.programs import batch_shards, policy_state
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.methods import Differences, differences, in_a_line, label, without_repeats
 from grpojax.records.metrics import TrackingConfig
-from grpojax.run import recipe
+from grpojax.run import learn, recipe
 from grpojax.run.batch import Batch
 from grpojax.run.method import describe
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.recipe import Config
-from grpojax.run.trainer import Trainer
+from grpojax.train import Run, open_run
 from grpojax.types import PerPrompt, Samples, Tokens, TrainState
 
 SUCCESS = 1.0
@@ -201,15 +201,12 @@ def measure(
     for name, config in recipes.items():
         with tempfile.TemporaryDirectory() as folder:
             own = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=folder))
-            trainer = Trainer(own, devices)
-            try:
+            with open_run(own, devices) as run:
                 if not chosen:
-                    chosen = list(_mixed(trainer, questions, rollouts))
-                    gwhes = _gwhes(trainer, chosen)
-                    outcomes = np.concatenate([_outcome(trainer, batch) for batch in chosen])
-                displacement[name] = _displacement(trainer, chosen)
-            finally:
-                trainer.close()
+                    chosen = list(_mixed(run, questions, rollouts))
+                    gwhes = _gwhes(run, chosen)
+                    outcomes = np.concatenate([_outcome(run, batch) for batch in chosen])
+                displacement[name] = _displacement(run, chosen)
     return QuestionUpdates(
         uids=[batch.problems[0].uid for batch in chosen],
         right=np.nanmean(np.where(np.isfinite(outcomes), outcomes >= SUCCESS, np.nan), axis=1),
@@ -218,16 +215,17 @@ def measure(
     )
 
 
-def _outcome(trainer: Trainer, batch: Batch) -> Samples:
-    return batch.by_name[trainer.config.method.deciding]
+def _outcome(run: Run, batch: Batch) -> Samples:
+    return batch.by_name[run.config.method.deciding]
 
 
-def _mixed(trainer: Trainer, questions: int, rollouts: int) -> Iterator[Batch]:
+def _mixed(run: Run, questions: int, rollouts: int) -> Iterator[Batch]:
     """Questions with right and wrong samples, each as a batch of its own. A question drawn again is left out."""
     seen: set[int] = set()
     for number in range(1, rollouts + 1):
-        batch = trainer.source.next(number, trainer.source.begin(number)).with_rewards()
-        weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, batch), success=SUCCESS))
+        state = dataclasses.replace(run.state, step=number - 1)
+        batch = run.source.next(state, run.source.begin(state)).with_rewards()
+        weights = np.asarray(diagnostics.gwhes_weights(_outcome(run, batch), success=SUCCESS))
         for i, problem in enumerate(batch.problems):
             if (weights[i] != 0).any() and problem.uid not in seen:
                 seen.add(problem.uid)
@@ -251,17 +249,16 @@ def _only(batch: Batch, i: int) -> Batch:
     return dataclasses.replace(batch, **fields)
 
 
-def _gwhes(trainer: Trainer, each: Sequence[Batch]) -> PerPrompt:
+def _gwhes(run: Run, each: Sequence[Batch]) -> PerPrompt:
     """The mean of `grpojax.diagnostics.gwhes` over right samples, ``[Q]``."""
-    longest = trainer.config.data.max_prompt_tokens
-    policy = trainer.policy
-    run = Influences(policy, temperature=trainer.config.rollout.temperature, longest_prompt=longest)
+    longest = run.config.data.max_prompt_tokens
+    influences = Influences(run.policy, temperature=run.config.rollout.temperature, longest_prompt=longest)
     means = []
     for batch in each:
-        weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, batch), success=SUCCESS))
+        weights = np.asarray(diagnostics.gwhes_weights(_outcome(run, batch), success=SUCCESS))
         tokens, mask = batch.rollout.tokens, batch.sampled
-        found = run(
-            policy_state.weights(trainer.state.networks),
+        found = influences(
+            policy_state.weights(run.state.networks),
             batch.problems,
             tokens,
             batch.rollout.lengths,
@@ -275,31 +272,31 @@ def _gwhes(trainer: Trainer, each: Sequence[Batch]) -> PerPrompt:
     return np.array(means)
 
 
-def _displacement(trainer: Trainer, each: Sequence[Batch]) -> PerPrompt:
+def _displacement(run: Run, each: Sequence[Batch]) -> PerPrompt:
     """Δ(x) of each question, ``[Q]``."""
-    learner, start, out = trainer.learner, trainer.state, []
+    start, out = run.state, []
     fresh = {role: x for role, x in start.networks.items() if isinstance(x, TrainState)}  # all networks that learn
     for number, batch in enumerate(each):
         # An update takes over its input.
         networks = {**start.networks, **jax.tree.map(jnp.copy, fresh)}
-        minis = learner.pack(batch)  # one minibatch, of one question
-        minis, signals = learner.score(networks, minis)
-        minis, _, _ = learner.weigh(networks, minis, batch, signals)
+        minis = learn.pack(run, batch)  # one minibatch, of one question
+        minis, signals = learn.score(run, networks, minis)
+        minis, _, _ = learn.weigh(run, networks, minis, batch, signals)
 
-        before = _logps(trainer, networks, minis[0])
+        before = _logps(run, networks, minis[0])
         state = dataclasses.replace(start, networks=networks, step=number - 1)
-        state, _ = learner.update(state, minis)
-        after = _logps(trainer, state.networks, minis[0])
+        state, _ = learn.update(run, state, minis)
+        after = _logps(run, state.networks, minis[0])
         mask = batch.sampled
-        outcome = _outcome(trainer, batch)
+        outcome = _outcome(run, batch)
         out.append(float(diagnostics.likelihood_displacement(before, after, outcome, mask, success=SUCCESS)[0]))
     return np.array(out)
 
 
-def _logps(trainer: Trainer, networks: Mapping[str, Any], mini: Minibatch) -> Tokens:
+def _logps(run: Run, networks: Mapping[str, Any], mini: Minibatch) -> Tokens:
     """Log-probs ``[1, G, T]`` under the policy."""
-    device, weights = trainer.policy.device, policy_state.weights(networks)
-    rows = device.call(trainer.learner.programs.score, weights, mini.rows.bare).logps
+    device, weights = run.policy.device, policy_state.weights(networks)
+    rows = device.call(run.programs.score, weights, mini.rows.bare).logps
     return batch_shards.gather_groups(mini.layout.unpack(device.get(rows)), 1)
 
 

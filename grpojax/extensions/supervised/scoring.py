@@ -5,7 +5,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from etils import epath
@@ -37,7 +37,7 @@ class Scorer:
         self._policy, self._program, self._shapes, self._size = policy, program, shapes, size
 
     def sums(
-        self, entries: Sequence[Answered], params: Any, check: Callable[[], None] = lambda: None
+        self, entries: Sequence[Answered], params: Any, check: Callable[[], object] = lambda: None
     ) -> tuple[Samples, Samples]:
         """Sums of the log-probs of each completion's learned tokens ``[N, G]`` under some weights, and their numbers.
 
@@ -51,10 +51,10 @@ class Scorer:
         many: Any = list(entries)
         for chunk, real in data.in_order(many, self._size):
             check()
-            batch: teaching.AnswerBatch = teaching.to_batch(chunk, self._shapes)  # pyrefly: ignore
+            batch = teaching.to_batch(cast(Any, chunk), self._shapes)
             rows, layout = teaching.pack(batch, self._shapes)
             logps = device.call(self._program, params, device.put(rows, ROWS)).logps
-            learned = batch.learned.astype(np.float32)
+            learned = batch.rollout.sampled.astype(np.float32)
             sums.append((layout.unpack(device.get(logps)) * learned).sum(-1)[:real])
             lengths.append(learned.sum(-1, dtype=np.int32)[:real])
         return np.concatenate(sums), np.concatenate(lengths)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,11 @@ from grpojax.programs import packing
 from grpojax.programs.packing import NONE, Layout
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.update import Loss
-from grpojax.types import Prompts, Rollout, Rows, Samples, Tokens
+from grpojax.run.batch import Batch
+from grpojax.types import Rollout, Rows, Samples, Tokens
 
 Column = tuple[str, str, str]
+REFERENCE = "reference"  # of `Batch.signals`: sums of log-probs by the reference, ``[P, G]``
 _SPEED: tuple[Column, ...] = (("grad", "grad_norm", ".3f"), ("tok/s", "tokens_per_s", ".0f"))
 _SECONDS: tuple[Column, ...] = (("seconds", "time/step_s", ".2f"),)
 
@@ -52,14 +54,6 @@ class Shapes:
     gather: bool
 
 
-class AnswerBatch(NamedTuple):
-    """Given answers: the prompts, the completions ``[P, G, T]``, and which of their tokens are learned, bool."""
-
-    prompts: Prompts
-    samples: Rollout
-    learned: Tokens
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completions:
     """Completions, learned by cross-entropy (`grpojax.extensions.supervised.finetune_recipe.SFTTrainConfig`)."""
@@ -79,9 +73,9 @@ class Completions:
         """The loss of a part."""
         return supervised_update.sft_objective(graph, compute)
 
-    def part(self, batch: AnswerBatch, shapes: Shapes, reference: Samples) -> tuple[Any, Layout]:
-        """What the loss reads, in rows; ``reference [P, G]`` are sums of log-probs."""
-        weights = np.asarray(L.loss_weights(batch.learned, self.aggregate, count_empty=False))
+    def part(self, batch: Batch, shapes: Shapes) -> tuple[Any, Layout]:
+        """What the loss reads, in rows."""
+        weights = np.asarray(L.loss_weights(batch.rollout.sampled, self.aggregate, count_empty=False))
         return pack(batch, shapes, {"weights": weights})
 
     def held_out(self, logps: Samples, lengths: Samples, reference: Samples) -> dict[str, float]:
@@ -117,9 +111,10 @@ class Preferences:
         """The loss of a part."""
         return supervised_update.dpo_objective(graph, compute, self.beta)
 
-    def part(self, batch: AnswerBatch, shapes: Shapes, reference: Samples) -> tuple[Any, Layout]:
-        """What the loss reads, in rows; ``reference [P, G]`` are sums of log-probs."""
-        sign = np.broadcast_to(np.array([[1.0], [-1.0]], np.float32), batch.samples.tokens.shape)
+    def part(self, batch: Batch, shapes: Shapes) -> tuple[Any, Layout]:
+        """What the loss reads, in rows."""
+        reference = batch.signals[REFERENCE]
+        sign = np.broadcast_to(np.array([[1.0], [-1.0]], np.float32), batch.rollout.tokens.shape)
         rows, layout = pack(batch, shapes, {supervised_update.SIGN: sign})
         weights = np.full(len(reference), 1.0 / len(reference), np.float32)
         ref, weights = (
@@ -146,8 +141,9 @@ def teaching_of(config: SFTConfig | DPOConfig) -> Teaching:
     return Preferences(beta=config.train.beta)
 
 
-def to_batch(entries: Sequence[Answered], shapes: Shapes) -> AnswerBatch:
-    """Entries as padded arrays. Missing completions have length 0."""
+def to_batch(entries: Sequence[Answered], shapes: Shapes, reference: Samples | None = None) -> Batch:
+    """Entries as a batch; the learned tokens are its own (`grpojax.types.Rollout.sampled`). Missing completions have
+    length 0. ``reference [P, G]`` are sums of log-probs."""
     tokens = np.zeros((len(entries), shapes.group, shapes.completion), np.int32)
     lengths, learned = np.zeros(tokens.shape[:2], np.int32), np.zeros(tokens.shape, bool)
     for p, entry in enumerate(entries):
@@ -157,13 +153,18 @@ def to_batch(entries: Sequence[Answered], shapes: Shapes) -> AnswerBatch:
             of_assistant = np.arange(len(turns)) % 2 == 0
             learned[p, g, : len(ids)] = np.repeat(of_assistant, turns)
     problems = [data.Problem(entry.uid, entry.ids, "", None, {}) for entry in entries]
-    return AnswerBatch(data.to_prompts(problems, shapes.prompt), Rollout(tokens=tokens, lengths=lengths), learned)
+    return Batch(
+        problems=problems,
+        rollout=Rollout(tokens=tokens, lengths=lengths, sampled=learned),
+        signals={} if reference is None else {REFERENCE: reference},
+    )
 
 
-def pack(batch: AnswerBatch, shapes: Shapes, arrays: Mapping[str, Tokens] = NONE) -> tuple[Rows, Layout]:
+def pack(batch: Batch, shapes: Shapes, arrays: Mapping[str, Tokens] = NONE) -> tuple[Rows, Layout]:
     """A batch in rows with some arrays of its tokens, cut like the run's batches."""
     how = {"shards": shapes.shards, "microbatches": shapes.microbatches, "gather": shapes.gather}
-    return packing.pack(batch.prompts, batch.samples, arrays, **how)
+    prompts, samples = data.to_prompts(batch.problems, shapes.prompt), batch.rollout
+    return packing.pack(prompts, Rollout(tokens=samples.tokens, lengths=samples.lengths), arrays, **how)
 
 
 def check_cut(config: SFTConfig | DPOConfig, shards: int) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import environment_classes
 import numpy as np
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax.records.samples import read_samples
 from grpojax.run.recipe import load
+from grpojax.train import train
 
 ADVERSARY = (
     "environment={name: 'environment_classes:Adversary', format: 'environment_classes:behaviour_in', max_turns: 3, "
@@ -39,8 +40,8 @@ def alive():
 def test_a_run_learns_from_what_is_valid_and_leaves_nothing_behind(recipe, tmp_path):
     environment_classes.behaved.clear()
     others = set(alive())  # workers of tests before this one in the same process
-    trainer = Trainer(load(recipe, [*ADVERSARY, f"run.dir={tmp_path}"]))
-    assert trainer.run()
+    trainer = opened(load(recipe, [*ADVERSARY, f"run.dir={tmp_path}"]))
+    assert train(trainer)
     assert len(environment_classes.behaved) >= 12  # of 16
     lines = [line for line in numbers(tmp_path) if "reward" in line]
     assert len(lines) == 2 and all(np.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in lines)

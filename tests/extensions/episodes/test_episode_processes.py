@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from runs import numbers, start, train
+from runs import numbers, start, train_apart
 from several import together
 
 from grpojax.host import files
@@ -66,7 +66,7 @@ def of(name):
 def whole(recipe, tmp_path_factory):
     """A run that nothing happened to."""
     directory = tmp_path_factory.mktemp("whole") / "run"
-    train(recipe, directory, *of("Slow"))
+    train_apart(recipe, directory, *of("Slow"))
     return directory
 
 
@@ -83,7 +83,7 @@ def place(request, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_is_killed_while_episodes_are_open_goes_on_bit_for_bit(recipe, whole, place):
     assert killed_while_episodes_are_open(recipe, place / "killed", *of("Slow"))
-    train(recipe, place / "killed", *of("Slow"), "--take-over")
+    train_apart(recipe, place / "killed", *of("Slow"), "--take-over")
     assert numbers(place / "killed") == numbers(whole)
     assert read_samples(place / "killed", 2) == read_samples(whole, 2)
     for got, want in zip(weights(place / "killed"), weights(whole), strict=True):
@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_while_episodes_are_open_goes_on_bit_for_bit(recipe
 )
 def test_open_episodes_of_a_class_that_states_nothing_are_drawn_again_after_a_kill(recipe, tmp_path):
     were_open = killed_while_episodes_are_open(recipe, tmp_path, *of("SlowAndRandom"))
-    train(recipe, tmp_path, *of("SlowAndRandom"))
+    train_apart(recipe, tmp_path, *of("SlowAndRandom"))
     first, second = numbers(tmp_path)[-2:]
     assert second["episode/redrawn/resumed"] == were_open > 0
     assert "episode/redrawn/resumed" not in first and "episode/replay_differs" not in second
@@ -109,7 +109,7 @@ def test_two_processes_play_the_episodes_of_one(recipe, tmp_path, name, prompts)
     how = *of(name), "mesh.fsdp=2", "optimizer={learning_rate: 1.0e-3, eps: 1.0e-3}", f"rollout.prompts={prompts}"
     said = together(["train", recipe, f"run.dir={tmp_path / 'two'}", *how], processes=2, devices=1)
     assert all(lines[-1] == "status 0" for of_one in said for lines in of_one), said
-    train(recipe, tmp_path / "one", *how, devices=2)
+    train_apart(recipe, tmp_path / "one", *how, devices=2)
     two, one = numbers(tmp_path / "two"), numbers(tmp_path / "one")
     assert len(two) == len(one) >= 2
     again = [[line.pop("episode/redrawn/neighbour", 0) for line in lines] for lines in (two, one)]

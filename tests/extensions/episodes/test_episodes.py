@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import spies
 from fake_environments import Fake
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax.data import Tokenize
 from grpojax.extensions.episodes import players
@@ -19,6 +19,7 @@ from grpojax.records import evaluations
 from grpojax.records.samples import read_samples
 from grpojax.run import parts
 from grpojax.run.recipe import load
+from grpojax.train import train
 
 PLAYED = (
     "environment={name: 'a:B', max_turns: 4, max_tool_tokens: 4}", "rollout.max_tokens=32", "train.steps=3",
@@ -30,15 +31,14 @@ PLAYED = (
 def played(monkeypatch, recipe, directory, *overrides, fake=None, devices=1):
     fake = fake or Fake()
     monkeypatch.setattr(players, "environments_of", lambda *_: fake)
-    return Trainer(load(recipe, [*PLAYED, f"run.dir={directory}", *overrides]), devices)
+    return opened(load(recipe, [*PLAYED, f"run.dir={directory}", *overrides]), devices)
 
 
 def test_samples_are_episodes_whose_log_probs_are_the_trainer_s(recipe, tmp_path, monkeypatch):
     fake = Fake()
     trainer = played(monkeypatch, recipe, tmp_path / "run", fake=fake)
     batches = []
-    trainer.on_step = lambda problems, rollout: batches.append(rollout)
-    assert trainer.run()
+    assert train(trainer, lambda updates: batches.append(updates.batch.rollout))
     assert fake.closed and not fake.open_now and fake.most == 32
     lines = numbers(tmp_path / "run")
     assert max(line["sampling/logp_difference_max"] for line in lines if "reward" in line) < 1e-4
@@ -61,7 +61,7 @@ def test_samples_are_episodes_whose_log_probs_are_the_trainer_s(recipe, tmp_path
 
 def test_it_makes_no_difference_when_answers_come(recipe, tmp_path, monkeypatch):
     for name, late in (("at_once", None), ("late", 0)):
-        assert played(monkeypatch, recipe, tmp_path / name, fake=Fake(late=late)).run()
+        assert train(played(monkeypatch, recipe, tmp_path / name, fake=Fake(late=late)))
     assert numbers(tmp_path / "at_once") == numbers(tmp_path / "late")
     assert read_samples(tmp_path / "at_once", 3) == read_samples(tmp_path / "late", 3)
 
@@ -69,8 +69,8 @@ def test_it_makes_no_difference_when_answers_come(recipe, tmp_path, monkeypatch)
 def test_episodes_of_one_turn_are_plain_samples_bit_for_bit(recipe, tmp_path, monkeypatch):
     plain = "rewards=[{name: 'tiny_run:parity'}]", "rollout.max_turn_tokens=0"
     one = "environment={name: 'a:B', max_turns: 1}"
-    assert played(monkeypatch, recipe, tmp_path / "one", *plain, one).run()
-    assert played(monkeypatch, recipe, tmp_path / "plain", *plain, "environment=null").run()
+    assert train(played(monkeypatch, recipe, tmp_path / "one", *plain, one))
+    assert train(played(monkeypatch, recipe, tmp_path / "plain", *plain, "environment=null"))
     of_one = [{k: v for k, v in line.items() if not k.startswith("episode/")} for line in numbers(tmp_path / "one")]
     assert of_one == numbers(tmp_path / "plain")
 
@@ -82,22 +82,22 @@ class Stops(Fake):
 
     def replies(self, timeout=None):
         found = super().replies(timeout)
-        if self.trainer.done == 1 and len(found) < 20:
-            self.trainer.session.control.ask("SIGTERM")
+        if self.trainer.state.step == 1 and len(found) < 20:
+            self.trainer.control.ask("SIGTERM")
         return found
 
 
 def stopped_and_resumed(monkeypatch, recipe, directory, before, after):
     """The metrics of a run that was stopped while episodes were open, and went on with other environments."""
     before.trainer = played(monkeypatch, recipe, directory, fake=before)
-    assert not before.trainer.run() and not before.open_now
+    assert not train(before.trainer) and not before.open_now
     again = played(monkeypatch, recipe, directory, fake=after)
-    assert again.done == 1 and again.run()
+    assert again.state.step == 1 and train(again)
     return [line for line in numbers(directory) if "reward" in line]
 
 
 def test_open_episodes_are_played_again_bit_for_bit_after_a_resume(recipe, tmp_path, monkeypatch):
-    assert played(monkeypatch, recipe, tmp_path / "whole").run()
+    assert train(played(monkeypatch, recipe, tmp_path / "whole"))
     found = stopped_and_resumed(monkeypatch, recipe, tmp_path / "parts", Stops(), Fake())
     assert found == [line for line in numbers(tmp_path / "whole") if "reward" in line]
     assert read_samples(tmp_path / "parts", 2) == read_samples(tmp_path / "whole", 2)
@@ -128,9 +128,9 @@ def test_open_episodes_of_what_is_not_deterministic_are_counted_as_drawn_again(r
 def test_what_begins_again_is_drawn_by_the_same_random_numbers(recipe, tmp_path, monkeypatch, max_turns, late, devices):
     """Where the answers are the same, nothing differs, of others either; lost are first, later and last turns."""
     how = f"environment.max_turns={max_turns}", "rollout.max_turn_tokens=5"
-    assert played(monkeypatch, recipe, tmp_path / "calm", *how).run()
+    assert train(played(monkeypatch, recipe, tmp_path / "calm", *how))
     fake = Fake(late=late, loses=lambda uid, sample, when: (uid + sample) % 3 == 0 and when in (1, 2, 3, "end"))
-    assert played(monkeypatch, recipe, tmp_path / "lossy", *how, fake=fake, devices=devices).run()
+    assert train(played(monkeypatch, recipe, tmp_path / "lossy", *how, fake=fake, devices=devices))
     lines, calm = numbers(tmp_path / "lossy"), numbers(tmp_path / "calm")
     redrawn = [line.pop("episode/redrawn/neighbour") for line in lines if "reward" in line]
     if devices == 1:
@@ -151,9 +151,9 @@ def test_what_begins_again_goes_on_by_its_new_answers(recipe, tmp_path, monkeypa
                 self._salt = "x" if (episode, 2) in self.lost else ""
                 super().play({episode: text})
 
-    assert played(monkeypatch, recipe, tmp_path / "calm", "train.steps=1").run()
+    assert train(played(monkeypatch, recipe, tmp_path / "calm", "train.steps=1"))
     fake = Other(loses=lambda uid, sample, when: sample == 1 and when == 2)
-    assert played(monkeypatch, recipe, tmp_path / "lossy", "train.steps=1", fake=fake).run()
+    assert train(played(monkeypatch, recipe, tmp_path / "lossy", "train.steps=1", fake=fake))
     (_, calm), (_, lossy) = (read_samples(tmp_path / name, 1) for name in ("calm", "lossy"))
     again = {episode for episode, _ in fake.lost}
     assert len(again) > 3
@@ -175,12 +175,12 @@ def test_a_run_may_stop_while_tools_work(recipe, tmp_path, monkeypatch):
             time.sleep(timeout)
             asked.append(1)
             assert len(asked) < 20
-            trainer.session.control.ask("SIGTERM")
+            trainer.control.ask("SIGTERM")
             return {}
 
     fake, asked = Hangs(), []
     trainer = played(monkeypatch, recipe, tmp_path / "run", fake=fake)
-    assert not trainer.run() and not fake.open_now
+    assert not train(trainer) and not fake.open_now
 
 
 def test_the_reward_of_an_environment_that_has_none_is_refused_at_once(recipe, tmp_path, monkeypatch):
@@ -197,13 +197,13 @@ def test_a_prompt_that_grows_over_the_positions_of_the_model_is_refused(recipe, 
     trainer = played(monkeypatch, recipe, tmp_path / "run", "data.max_prompt_tokens=16", fake=fake)
     monkeypatch.setattr(trainer.policy, "config", dataclasses.replace(trainer.policy.config, max_positions=36))
     with pytest.raises(UserError, match="max_position_embeddings=36") as e:
-        trainer.run()
+        train(trainer)
     assert "rollout.max_tokens" in str(e.value) and not fake.open_now
 
 
 def test_an_invalid_episode_has_no_reward_and_is_counted(recipe, tmp_path, monkeypatch):
     fake = Fake(invalid=lambda uid, sample: sample == 2)
-    assert played(monkeypatch, recipe, tmp_path / "run", fake=fake).run()
+    assert train(played(monkeypatch, recipe, tmp_path / "run", fake=fake))
     _, samples = read_samples(tmp_path / "run", 3)
     gone = [s for s in samples if s["sample"] == 2]
     assert all(s["reward"] is None and set(s["rewards"].values()) == {None} for s in gone)
@@ -215,7 +215,7 @@ def test_an_invalid_episode_has_no_reward_and_is_counted(recipe, tmp_path, monke
 
 def test_what_reset_returns_is_in_the_prompt(recipe, tmp_path, monkeypatch):
     fake = Fake(resets=lambda row, sample: f" x{row['gold']}")
-    assert played(monkeypatch, recipe, tmp_path / "run", "data.max_prompt_tokens=16", fake=fake).run()
+    assert train(played(monkeypatch, recipe, tmp_path / "run", "data.max_prompt_tokens=16", fake=fake))
     _, samples = read_samples(tmp_path / "run", 3)
     assert all(s["prompt"].endswith(f"= x{s['gold']}") for s in samples)
 
@@ -224,7 +224,7 @@ def test_a_reset_that_fails_makes_only_its_own_episode_invalid(recipe, tmp_path,
     """It has no text, and the samples of its prompt have one; with a single turn no reply tells of it."""
     fake = Fake(resets=lambda row, sample: None if sample == 1 else " x", lost=lambda uid, sample: sample == 1)
     how = "data.max_prompt_tokens=16", "environment={name: 'a:B', max_turns: 1}"
-    assert played(monkeypatch, recipe, tmp_path / "run", *how, fake=fake).run()
+    assert train(played(monkeypatch, recipe, tmp_path / "run", *how, fake=fake))
     _, samples = read_samples(tmp_path / "run", 3)
     assert all(s["prompt"].endswith(" x") for s in samples)
     assert [s["reward"] is None for s in samples] == [s["sample"] == 1 for s in samples]
@@ -239,7 +239,7 @@ def test_an_invalid_episode_has_no_reward_in_an_evaluation(recipe, tmp_path, mon
         "train.eval_every=1",
     )
     fake = Fake(invalid=lambda uid, sample: uid % 2)
-    assert played(monkeypatch, recipe, tmp_path / "run", *held_out, fake=fake).run()
+    assert train(played(monkeypatch, recipe, tmp_path / "run", *held_out, fake=fake))
     lines = [line for line in numbers(tmp_path / "run") if "eval/reward" in line]
     assert [line["eval/invalid"] for line in lines] == [4, 4]
     for attempt in map(json.loads, (tmp_path / "run" / "eval" / "step_1.jsonl").read_text().splitlines()):
@@ -264,7 +264,6 @@ def test_prompts_show_the_tools_of_their_own_row(recipe, tmp_path, monkeypatch):
     }
     trainer = played(monkeypatch, recipe, tmp_path / "run", *how, fake=fake)
     asked, evaluated = [], []
-    trainer.on_step = lambda problems, rollout: asked.extend(problems)
     in_evaluation = players.Playing.__init__
 
     def watched(self, *args, **options):
@@ -272,11 +271,16 @@ def test_prompts_show_the_tools_of_their_own_row(recipe, tmp_path, monkeypatch):
         evaluated.extend(self.problems)
 
     monkeypatch.setattr(players.Playing, "__init__", watched)
-    assert trainer.run()
-    tokenizer = trainer.tokenize.tokenizer
+    assert train(trainer, lambda updates: asked.extend(updates.batch.problems))
+    tokenizer = trainer.policy.tokenizer
     of = {name: Tokenize(tokenizer, trainer.config.data, tools={None: tools}) for name, tools in fake.tools.items()}
     assert of["a"](rows[0]["question"]) != of["b"](rows[0]["question"])
-    for problems, more in ((trainer.problems, ""), (trainer.held_out.problems, ""), (asked, " 3"), (evaluated, " 3")):
+    for problems, more in (
+        (trainer.source.problems, ""),
+        (trainer.held_out.problems, ""),
+        (asked, " 3"),
+        (evaluated, " 3"),
+    ):
         assert {p.columns["environment"] for p in problems} == {"a", "b"}
         for p in problems:
             assert p.ids == of[p.columns["environment"]](p.columns["question"] + more)
@@ -290,8 +294,7 @@ def test_an_environment_reads_a_turn_with_what_the_template_began(recipe, tmp_pa
     monkeypatch.setattr(Tokenize, "tail", lambda self, ids: f"<think>{len(ids)} ")
     trainer = played(monkeypatch, recipe, tmp_path / "run", "train.steps=1", fake=fake)
     prompts = []
-    trainer.on_step = lambda problems, rollout: prompts.extend(len(p.ids) for p in problems)
-    assert trainer.run()
+    assert train(trainer, lambda updates: prompts.extend(len(p.ids) for p in updates.batch.problems))
     before = [int(re.match(r"<think>(\d+) ", text)[1]) for text in read]
     first = len(prompts) * trainer.config.rollout.group
     assert sorted(before[:first]) == sorted(prompts * trainer.config.rollout.group)
@@ -310,7 +313,7 @@ def test_an_environment_reads_a_turn_with_what_the_template_began(recipe, tmp_pa
 def test_a_reset_that_does_not_fit_is_refused(recipe, tmp_path, monkeypatch, resets, overrides, value, remedy):
     fake = Fake(resets=resets)
     with pytest.raises(UserError, match=value) as e:
-        played(monkeypatch, recipe, tmp_path / "run", *overrides, fake=fake).run()
+        train(played(monkeypatch, recipe, tmp_path / "run", *overrides, fake=fake))
     assert remedy in str(e.value) and not fake.open_now
 
 
@@ -337,8 +340,7 @@ def test_the_loss_is_of_the_policy_s_own_tokens(recipe, tmp_path, monkeypatch, v
     make = parts.signals_of
     monkeypatch.setattr(parts, "signals_of", lambda given: signals.append(make(given)) or signals[-1])
     trainer = played(monkeypatch, recipe, tmp_path / "run", *how)
-    trainer.on_step = lambda problems, rollout: batches.append(rollout)
-    assert trainer.run()
+    assert train(trainer, lambda updates: batches.append(updates.batch.rollout))
     *_, packed = [args[-1] for name, args in seen if "update" in name]
     weights, own = np.asarray(packed.arrays["weights"]), batches[-1].sampled
     assert (weights > 0).sum() == own.sum() < batches[-1].lengths.sum() == (np.asarray(packed.segments) > 0).sum()
@@ -361,7 +363,7 @@ def test_held_out_problems_are_played_too(recipe, tmp_path, monkeypatch):
     held_out = f"data.validation={recipe.parent}/sums.jsonl", "train.eval_limit=8", "train.eval_every=2"
     held_out = *held_out, "train.eval_samples=4", "train.eval_temperature=1.0"
     fake = Fake(invalid=lambda uid, sample: uid == 3)
-    assert played(monkeypatch, recipe, tmp_path / "run", *held_out, fake=fake).run()
+    assert train(played(monkeypatch, recipe, tmp_path / "run", *held_out, fake=fake))
     found = [line for line in numbers(tmp_path / "run") if "eval/reward" in line]
     assert len(found) == 3 and all(line["eval/rewards/environment"] > 0 for line in found) and not fake.open_now
     samples = [s for a in evaluations.read(tmp_path / "run" / "eval" / "step_3.jsonl") for s in a.samples]

@@ -1,10 +1,11 @@
 """A run that ends by the tokens it has drawn, as a report reads it."""
 
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax.extensions.experiments.runs import read_runs
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 BUDGET = ("train.steps=null", "train.tokens=700", "train.checkpoint_every=2", "train.eval_every=0",
           "optimizer.schedule=linear", "train.minibatches=2", "variant=grpo")  # fmt: skip
@@ -14,10 +15,10 @@ BUDGET = ("train.steps=null", "train.tokens=700", "train.checkpoint_every=2", "t
 @pytest.mark.usefixtures("fakes")
 def test_a_budget_is_part_of_its_state(recipe, tmp_path):
     given = (*BUDGET, f"run.dir={tmp_path}")
-    trainer = Trainer(config.load(recipe, given))
-    trainer.on_step = lambda *_: trainer.done == 2 and trainer.session.control.ask("SIGTERM")
-    assert not trainer.run() and not read_runs([tmp_path])[0][0].finished
-    assert Trainer(config.load(recipe, given)).run()
+    trainer = opened(config.load(recipe, given))
+    assert not train(trainer, lambda updates: updates.number == 3 and trainer.control.ask("SIGTERM"))
+    assert not read_runs([tmp_path])[0][0].finished
+    assert train(opened(config.load(recipe, given)))
     lines = [line for line in numbers(tmp_path) if "reward" in line]
     (one,), _ = read_runs([tmp_path])
     assert one.finished

@@ -8,13 +8,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax import advantages as A
 from grpojax import variants
 from grpojax.cli import main as cli
 from grpojax.extensions.experiments import sweep
 from grpojax.run import recipe as recipes
+from grpojax.train import train
 
 ROOT = Path(__file__).parents[3]
 NAN = np.nan
@@ -154,5 +155,5 @@ def test_an_arm_trains(recipe, tmp_path):
         f"run.dir={tmp_path / 'run'}", f"variant.name={arm('permuted_likelihood')}", "data.validation=null",
         "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4", "train.steps=1",
     ]  # fmt: skip
-    assert Trainer(recipes.load(recipe, overrides), eos_ids=()).run()
+    assert train(opened(recipes.load(recipe, overrides), eos_ids=()))
     assert numbers(tmp_path / "run")[0]["grad_norm"] > 0

@@ -8,6 +8,7 @@ from safetensors.numpy import load_file
 
 from grpojax.cli import main as cli
 from grpojax.models import adapters
+from grpojax.train import train
 
 # Two programs that are late, and critics that score.
 VARIANTS = {
@@ -31,9 +32,9 @@ def test_a_critic_stands_on_the_policys_base(recipe, tmp_path):
     ppo = [*short, "variant=ppo", "critic.optimizer.learning_rate=0.02"]
     run = trainer(recipe, tmp_path / "run", *ppo, eos_ids=())
     start = jax.tree.map(np.asarray, run.state.networks["critic"].params)
-    assert run.run()
+    assert train(run)
     state = run.state.networks
-    assert set(state) == {"policy", "critic", "base"} and set(run.networks) == {"policy", "critic"}
+    assert set(state) == {"policy", "critic", "base"} and set(run.saved_networks()) == {"policy", "critic"}
     moved = {name: np.abs(x - start[name]).max() for name, x in state["critic"].params.items()}
     assert moved["token_head"] > 1e-3 and moved["q_b"] > 1e-4 and "embed" not in moved
     assert any(

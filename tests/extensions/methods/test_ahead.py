@@ -14,13 +14,15 @@ import pytest
 import runs
 import spies
 from jax.extend.core import Primitive
-from runs import Trainer, numbers, plain_source
+from runs import numbers, opened, plain_source
 
 from grpojax import data
 from grpojax.host import on_host
 from grpojax.host.errors import UserError
 from grpojax.records import metrics as tracking
+from grpojax.run import learn
 from grpojax.run import recipe as config
+from grpojax.train import train
 from grpojax.types import Rollout
 
 EVEN_TOO = (
@@ -57,44 +59,40 @@ def copied(state):
 @pytest.mark.parametrize("kind", ["plain", "greedy"])
 def test_samples_are_of_the_weights_before_the_step_that_they_were_drawn_beside(recipe, tmp_path, kind):
     """Drawn anew under those weights they are the same, bit for bit; so are their log-probs."""
-    trainer = Trainer(load(recipe, tmp_path / "run", *KINDS[kind]))
+    trainer = opened(load(recipe, tmp_path / "run", *KINDS[kind]))
     versions, seen = {0: copied(trainer.state)}, []
 
-    def note(state, plain=trainer.step):
-        state, updates = plain(state)
-        versions[state.updates] = copied(state)
-        return state, updates
+    def note(updates):
+        seen.append(updates.batch)
+        versions[trainer.state.updates] = copied(trainer.state)
 
-    trainer.on_step, trainer.step = lambda *given: seen.append(given), note
-    assert trainer.run()
+    assert train(trainer, note)
     lines, updates = lines_of(tmp_path / "run"), trainer.config.train.updates_a_rollout
     assert updates == {"plain": 2, "greedy": 1}[kind]
     assert [line["rollout/version"] for line in lines] == [updates * n for n in (0, 0, 1, 2, 3)]
     assert [line["rollout/staleness"] for line in lines] == [updates * n for n in (0, 1, 1, 1, 1)]
-    for number, (line, (problems, rollout)) in enumerate(zip(lines, seen, strict=True)):
-        prompts = data.to_prompts(problems, 8, trainer.config.rollout.group)
+    for number, (line, batch) in enumerate(zip(lines, seen, strict=True)):
+        prompts = data.to_prompts(batch.problems, 8, trainer.config.rollout.group)
         params = jax.tree.map(jax.numpy.asarray, versions[int(line["rollout/version"])])
         key = jax.random.fold_in(jax.random.key(0), number)
         again = trainer.policy.sample(params, prompts, key, trainer.config.rollout)
-        for got, want in zip(jax.tree.leaves(rollout), jax.tree.leaves(again), strict=True):
+        for got, want in zip(jax.tree.leaves(batch.rollout), jax.tree.leaves(again), strict=True):
             np.testing.assert_array_equal(got, want)
 
 
 def test_the_ratio_is_that_to_the_policy_that_drew_them(recipe, tmp_path):
     """One update a step: with the samples' own weights it would be 1 throughout."""
-    trainer = Trainer(load(recipe, tmp_path / "run"))
-    assert (
-        trainer.config.method.variant.objective.ratio_denominator == "sampler" and not trainer.learner._needs_old_logps
-    )
-    assert trainer.run()
+    trainer = opened(load(recipe, tmp_path / "run"))
+    assert trainer.method.variant.objective.ratio_denominator == "sampler" and not trainer.method.needs_old_logps(1)
+    assert train(trainer)
     ratios = [line["ratio_mean"] for line in lines_of(tmp_path / "run")]
     assert ratios[0] == pytest.approx(1.0, abs=1e-6) and all(abs(r - 1) > 1e-4 for r in ratios[1:])
 
 
 def test_with_an_importance_it_is_against_a_pass_of_the_trainer_which_is_corrected_to_the_sampler(recipe, tmp_path):
-    trainer = Trainer(load(recipe, tmp_path / "run", "variant={name: grpo, importance: truncate}", "train.steps=3"))
-    assert trainer.config.method.variant.objective.ratio_denominator == "trainer" and trainer.learner._scores_policy
-    assert trainer.run()
+    trainer = opened(load(recipe, tmp_path / "run", "variant={name: grpo, importance: truncate}", "train.steps=3"))
+    assert trainer.config.method.variant.objective.ratio_denominator == "trainer" and trainer.scores_policy
+    assert train(trainer)
     lines = lines_of(tmp_path / "run")
     assert [line["ratio_mean"] for line in lines] == pytest.approx([1.0] * 3, abs=1e-6)
     assert lines[0]["importance_mean"] == pytest.approx(1.0, abs=1e-6)
@@ -107,13 +105,12 @@ def test_with_an_importance_it_is_against_a_pass_of_the_trainer_which_is_correct
 @pytest.mark.parametrize("kind", ["plain", "culling"])
 def test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight(recipe, tmp_path, kind):
     """Once by SIGTERM while it waits for a rollout, once without a word after a save."""
-    assert Trainer(load(recipe, tmp_path / "whole", *KINDS[kind])).run()
-    stopped = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
-    stopped.on_step = lambda *_: stopped.done + 1 == 3 and os.kill(os.getpid(), signal.SIGTERM)
-    assert not stopped.run()
-    killed = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
+    assert train(opened(load(recipe, tmp_path / "whole", *KINDS[kind])))
+    stopped = opened(load(recipe, tmp_path / "parts", *KINDS[kind]))
+    assert not train(stopped, lambda *_: stopped.state.step == 3 and os.kill(os.getpid(), signal.SIGTERM))
+    killed = opened(load(recipe, tmp_path / "parts", *KINDS[kind]))
     assert (
-        killed.done == 3
+        killed.state.step == 3
         and killed.source.in_flight.number == killed.state.rollouts - 1
         and killed.state.in_flight is None
     )
@@ -121,15 +118,15 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight(reci
     killed.policy.sample = lambda *given, **more: drawn.append(given) or plain(*given, **more)
 
     def die(*given):
-        if killed.done == 4:
+        if killed.state.step == 4:
             raise KeyboardInterrupt
         return plain_update(*given)
 
     plain_update = spies.update_by(killed, die)
     with pytest.raises(KeyboardInterrupt):
-        killed.run()
-    again = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
-    assert again.done == 4 and again.run()
+        train(killed)
+    again = opened(load(recipe, tmp_path / "parts", *KINDS[kind]))
+    assert again.state.step == 4 and train(again)
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
@@ -140,10 +137,10 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight(reci
 def test_a_budget_that_is_raised_goes_on_with_the_rollout_that_was_drawn_for_the_next_step(recipe, tmp_path):
     """Of a budget of tokens it is not known before a step is judged whether it is the last."""
     given = "train.steps=null", "train.minibatches=2", "train.checkpoint_every=0"
-    assert Trainer(load(recipe, tmp_path / "parts", *given, "train.tokens=300")).run()
-    again = Trainer(load(recipe, tmp_path / "parts", *given, "train.tokens=700"))
-    assert again.source.in_flight.number == again.done > 1 and again.run()
-    assert Trainer(load(recipe, tmp_path / "whole", *given, "train.tokens=700")).run()
+    assert train(opened(load(recipe, tmp_path / "parts", *given, "train.tokens=300")))
+    again = opened(load(recipe, tmp_path / "parts", *given, "train.tokens=700"))
+    assert again.source.in_flight.number == again.state.step > 1 and train(again)
+    assert train(opened(load(recipe, tmp_path / "whole", *given, "train.tokens=700")))
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
@@ -156,7 +153,7 @@ def test_a_budget_that_is_raised_goes_on_with_the_rollout_that_was_drawn_for_the
     ids=["plain", "overlap", "apart"],
 )
 def test_kill_9_in_the_middle_of_a_step_goes_on_with_the_rollout_in_flight(recipe, tmp_path, more, devices):
-    assert Trainer(load(recipe, tmp_path / "whole", "train.checkpoint_every=1", *more), devices).run()
+    assert train(opened(load(recipe, tmp_path / "whole", "train.checkpoint_every=1", *more), devices))
     short = [
         "data.validation=null",
         "rollout.ahead=1",
@@ -172,8 +169,8 @@ def test_kill_9_in_the_middle_of_a_step_goes_on_with_the_rollout_in_flight(recip
             break
     process.wait()
     assert process.returncode == -signal.SIGKILL
-    again = Trainer(load(recipe, tmp_path / "run", "train.checkpoint_every=1", *more), devices)
-    assert 1 <= again.done < 5 and again.run()
+    again = opened(load(recipe, tmp_path / "run", "train.checkpoint_every=1", *more), devices)
+    assert 1 <= again.state.step < 5 and train(again)
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
 
 
@@ -212,10 +209,10 @@ def test_two_processes_that_are_stopped_go_on_with_the_rollout_in_flight(recipe,
 
 @pytest.mark.usefixtures("fakes")
 def test_what_is_drawn_for_a_filter_is_of_the_newest_weights(recipe, tmp_path):
-    trainer = Trainer(load(recipe, tmp_path / "run", *KINDS["filter"]))
+    trainer = opened(load(recipe, tmp_path / "run", *KINDS["filter"]))
     made, plain = [], trainer.source.source.start
-    trainer.source.source.start = lambda: made.append((trainer.done, plain())) or made[-1][1]
-    assert trainer.run()
+    trainer.source.source.start = lambda state: made.append((state.step, plain(state))) or made[-1][1]
+    assert train(trainer)
     assert [in_flight.number for _, in_flight in made] == list(range(len(made))) and len(made) > 5
     assert {in_flight.version - step for step, in_flight in made} == {0}  # each at the weights of its moment
     assert {line["rollout/staleness"] for line in lines_of(tmp_path / "run")[1:]} == {1.0}
@@ -233,11 +230,11 @@ def test_what_is_solved_is_left_out_one_rollout_later(recipe, tmp_path):
              "rollout.prompts=10", "rollout.max_tokens=4", "train.steps=4", "rollout.group=2")  # fmt: skip
     known = {}
     for ahead in (0, 1):
-        trainer = Trainer(load(recipe, tmp_path / str(ahead), *given, f"rollout.ahead={ahead}"))
+        trainer = opened(load(recipe, tmp_path / str(ahead), *given, f"rollout.ahead={ahead}"))
         curriculum = plain_source(trainer).curriculum
         asked, plain = known.setdefault(ahead, []), curriculum.draw
         curriculum.draw = lambda n, c=curriculum, p=plain, a=asked: a.append(len(c._solved)) or p(n)
-        assert trainer.run()
+        assert train(trainer)
     assert known == {0: [0, known[0][1], known[0][2], 10], 1: [0, 0, known[0][1], known[0][2]]} and known[0][1] > 0
 
 
@@ -267,29 +264,29 @@ def test_an_update_a_step_moves_the_ratio_so_that_llds_acts(recipe, tmp_path):
 
 @pytest.mark.usefixtures("fakes")
 def test_the_last_step_draws_nothing_ahead(recipe, tmp_path):
-    trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=2"))
-    assert trainer.run()
+    trainer = opened(load(recipe, tmp_path / "run", "train.steps=2"))
+    assert train(trainer)
     assert trainer.source.in_flight is None and trainer.source.source.drawn == 2
     assert "time/rollout_s" in tracking.read_metrics(tmp_path / "run")[-1]
     source = trainer.source.source
-    assert isinstance(source.start().arrived().rollout, Rollout)
+    assert isinstance(source.start(trainer.state).arrived().rollout, Rollout)
 
 
 @pytest.mark.slow
 def test_a_slow_reward_is_waited_for_beside_the_next_rollout(recipe, tmp_path):
     """The reward takes 0.2 s, which the host waits for either way; no second of it is counted twice."""
     for ahead in (0, 1):
-        trainer = Trainer(load(recipe, tmp_path / str(ahead), f"rollout.ahead={ahead}", "train.steps=4"))
-        plain, began = trainer.rewards.combine, []
+        trainer = opened(load(recipe, tmp_path / str(ahead), f"rollout.ahead={ahead}", "train.steps=4"))
+        plain, began = plain_source(trainer).rewards.combine, []
 
         def combine(*given, trainer=trainer, plain=plain, began=began):
             began.append(plain_source(trainer).drawn - len(began))
             time.sleep(0.2)
             return plain(*given)
 
-        trainer.rewards.combine = combine
+        plain_source(trainer).rewards.combine = combine
         started = time.perf_counter()
-        assert trainer.run()
+        assert train(trainer)
         seconds = time.perf_counter() - started
         lines = [line for line in tracking.read_metrics(tmp_path / str(ahead)) if "reward" in line]
         assert all(line["time/reward_s"] >= 0.2 for line in lines)
@@ -322,10 +319,10 @@ def asked_beside(load_trainer, stray, monkeypatch):
 
     spies.watch(monkeypatch, program)
     trainer = load_trainer()
-    first, last, elsewhere = trainer.learner.replace, trainer._counts, contextlib.ExitStack()
+    first, last, elsewhere = learn.replaced, learn.end_step, contextlib.ExitStack()
 
     def begins(*given):  # the samples are there
-        if not trainer.done:
+        if not trainer.state.step:
             elsewhere.enter_context(jax.default_device(stray))
             monkeypatch.setattr(Primitive, "bind", note)
         return first(*given)
@@ -335,8 +332,9 @@ def asked_beside(load_trainer, stray, monkeypatch):
         monkeypatch.setattr(Primitive, "bind", bind)
         return last(*given)
 
-    trainer.learner.replace, trainer._counts = begins, ends
-    assert trainer.run()
+    monkeypatch.setattr(learn, "replaced", begins)
+    monkeypatch.setattr(learn, "end_step", ends)
+    assert train(trainer)
     for names in asked.values():
         names.discard("device_put")
     return {place: names for place, names in asked.items() if names}
@@ -356,6 +354,6 @@ def test_between_a_rollout_and_its_updates_the_device_is_asked_for_programs_alon
     """Anything else would be answered after the next rollout, and the updates wait for it; another CPU does it here."""
     host, *others = jax.devices()[:2:-1]
     monkeypatch.setattr(on_host, "device", lambda: host)
-    run = functools.partial(Trainer, load(recipe, tmp_path / "run", *BESIDE[kind], "train.steps=2"))
+    run = functools.partial(opened, load(recipe, tmp_path / "run", *BESIDE[kind], "train.steps=2"))
     asked = asked_beside(run, others[[*BESIDE].index(kind)], monkeypatch)
     assert set(asked) == {host} and len(asked[host]) > 3, asked

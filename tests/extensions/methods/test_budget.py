@@ -3,10 +3,11 @@
 import dataclasses
 
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -19,7 +20,7 @@ BUDGET = ("train.steps=null", "train.tokens=700", "train.checkpoint_every=2", "t
 def test_dropped_groups_and_greedy_completions_count(recipe, tmp_path):
     given = (*BUDGET, "train.tokens=200", "train.minibatches=1", f"run.dir={tmp_path}")
     one = dataclasses.replace(config.load(recipe, given), variant="remax")
-    assert Trainer(one).run()
+    assert train(opened(one))
     lines = [line for line in numbers(tmp_path) if "reward" in line]
     assert lines[0]["sampled_tokens"] > 32 * lines[0]["completions/mean_length"]
 

@@ -7,14 +7,16 @@ import jax
 import numpy as np
 import pytest
 import runs
-from runs import numbers, start, train
+from runs import numbers, start, train_apart
 
 from grpojax.cli import main as cli
 from grpojax.extensions.methods import critic_model as models
 from grpojax.extensions.methods.critic import Critic
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
+from grpojax.run import learn
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 SHORT = ("train.steps=2", "data.validation=null", "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4")
 FAST = "critic.optimizer.learning_rate=0.01"
@@ -23,7 +25,7 @@ FAST = "critic.optimizer.learning_rate=0.01"
 def trainer(recipe, directory, *overrides, devices=1):
     """All samples of one length: an update compiles once."""
     loaded = config.load(recipe, [f"run.dir={directory}", *SHORT, FAST, *overrides])
-    return runs.Trainer(loaded, devices=devices, eos_ids=())
+    return runs.opened(loaded, devices=devices, eos_ids=())
 
 
 def weights(state):
@@ -40,14 +42,8 @@ def warmed(recipe, tmp_path_factory):
     """A PPO run of one step of the critic alone, and one of both; with the states after each."""
     directory = tmp_path_factory.mktemp("runs") / "ppo"
     run = trainer(recipe, directory, "variant=ppo", "critic.warmup_steps=1")
-    states, plain = [weights(run.state.networks)], run.learner.end_step
-
-    def end_step(state):
-        states.append(weights(state.networks))
-        return plain(state)
-
-    run.learner.end_step = end_step
-    assert run.run()
+    states = [weights(run.state.networks)]
+    assert train(run, lambda updates: states.append(weights(run.state.networks)))
     return directory, states
 
 
@@ -133,7 +129,7 @@ def test_minibatches_iterations_and_microbatches(recipe, tmp_path, overrides):
     several = ["train.minibatches=2", "train.ppo_epochs=2", "train.steps=1", "critic.optimizer.name=sgd"]
     run = trainer(recipe, tmp_path / "run", *overrides, *several, "train.microbatches=2")
     before = weights(run.state.networks)
-    assert run.run()
+    assert train(run)
     after = weights(run.state.networks)
     assert int(after["critic"].step) == int(after["policy"].step) == 4
     assert moved(before["critic"].params, after["critic"].params) > 1e-3
@@ -143,23 +139,23 @@ def test_minibatches_iterations_and_microbatches(recipe, tmp_path, overrides):
         jax.tree.map(np.testing.assert_array_equal, before["critic_trunk"], before["policy"].params)
         assert moved(before["policy"].params, after["policy"].params) > 1e-3
     whole = trainer(recipe, tmp_path / "whole", *overrides, *several)
-    assert whole.run()
+    assert train(whole)
     assert moved(whole.state.networks["critic"].params, after["critic"].params) < 1e-5
 
 
 @pytest.mark.slow
-def test_the_bias_acts_on_the_next_advantages(recipe, tmp_path):
+def test_the_bias_acts_on_the_next_advantages(recipe, tmp_path, monkeypatch):
     run = trainer(recipe, tmp_path / "run", "variant=token_critic", "critic.optimizer.learning_rate=0.1")
-    told, plain = [], run.learner.weigh
+    told, plain = [], learn.weigh
 
-    def weigh(networks, minis, batch, signals):
-        minis, batch, measured = plain(networks, minis, batch, signals)
+    def weigh(setup, networks, minis, batch, signals):
+        minis, batch, measured = plain(setup, networks, minis, batch, signals)
         targets = [np.asarray(m.rows.arrays["critic_targets"]) for m in minis]
         told.append(((batch.advantages, measured), signals["token_bias"], targets))
         return minis, batch, measured
 
-    run.learner.weigh = weigh
-    assert run.run()
+    monkeypatch.setattr(learn, "weigh", weigh)
+    assert train(run)
     ((first, _), none, _), ((second, metrics), bias, _) = told
     assert not none.any() and np.abs(bias).max() > 0.01
     alone = second - bias
@@ -174,13 +170,13 @@ def test_kill_nine_changes_nothing(recipe, tmp_path):
     overrides = [*SHORT, FAST, "variant={name: token_critic, bound: 1.0}", "critic.trunk=frozen",
                  "critic.warmup_steps=2", "train.steps=6", "train.minibatches=2",
                  "train.checkpoint_every=1"]  # fmt: skip
-    train(recipe, tmp_path / "unbroken", *overrides)
+    train_apart(recipe, tmp_path / "unbroken", *overrides)
     process = start(recipe, tmp_path / "killed", *overrides)
     assert any("step 3/6" in line for line in process.stdout)
     process.kill()
     process.stdout.close()
     assert process.wait() == -signal.SIGKILL
-    train(recipe, tmp_path / "killed", *overrides)
+    train_apart(recipe, tmp_path / "killed", *overrides)
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "unbroken")
 
 
@@ -190,11 +186,11 @@ def test_it_goes_on_on_another_mesh(recipe, tmp_path):
     meshes = [("mesh.data=1", 1), ("mesh.data=2", 8)]
     for mesh, devices in meshes:
         run = trainer(recipe, tmp_path / mesh, *overrides, mesh, devices=devices)
-        assert run.run()
+        assert train(run)
     for mesh, devices in reversed(meshes):  # each on what the other ran on
         directory = tmp_path / next(m for m, _ in meshes if m != mesh)
         run = trainer(recipe, directory, *overrides, mesh, "train.steps=3", devices=devices)
-        assert run.done == 2 and run.run()
+        assert run.state.step == 2 and train(run)
     one, other = (
         [json.loads(line) for line in (tmp_path / m / "metrics.jsonl").read_text().splitlines()] for m, _ in meshes
     )

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 import spies
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax.records.metrics import read_metrics
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 
 def load(recipe, directory, *overrides):
@@ -26,9 +27,9 @@ def lines_of(directory):
 
 @pytest.mark.exhaustive("run/test_device_sets.py::test_with_ahead_0_they_give_the_numbers_of_one_set")
 def test_one_device_of_each_kind_with_rollouts_ahead_gives_those_of_one(recipe, tmp_path):
-    assert Trainer(load(recipe, tmp_path / "one", "rollout.ahead=1")).run()
-    trainer = Trainer(load(recipe, tmp_path / "two", "rollout.ahead=1", "mesh.rollout=1"), devices=2)
-    assert trainer.run()
+    assert train(opened(load(recipe, tmp_path / "one", "rollout.ahead=1")))
+    trainer = opened(load(recipe, tmp_path / "two", "rollout.ahead=1", "mesh.rollout=1"), devices=2)
+    assert train(trainer)
     one, two = lines_of(tmp_path / "one"), lines_of(tmp_path / "two")
     assert [line["rollout/staleness"] for line in two] == [0.0, 1.0, 1.0]
     for a, b in zip(one, two, strict=True):
@@ -71,8 +72,8 @@ def test_rollout_and_updates_take_their_time_side_by_side(recipe, tmp_path):
     """Both take 0.4 s of sleep, so that it shows what waits for what, and not what two cores can do at once."""
     took = {}
     for name, options, devices in (("one", (), 1), ("two", ("rollout.ahead=1", "mesh.rollout=1"), 2)):
-        trainer = Trainer(load(recipe, tmp_path / name, "train.steps=6", *options), devices=devices)
+        trainer = opened(load(recipe, tmp_path / name, "train.steps=6", *options), devices=devices)
         take_their_time(trainer, 0.4)
-        assert trainer.run()
+        assert train(trainer)
         took[name] = median_step(tmp_path / name)
     assert took["one"] / took["two"] > 1.3

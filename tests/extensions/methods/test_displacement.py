@@ -184,23 +184,23 @@ def test_nothing_is_tracked(recipe):
 
 
 class Counting:
-    """A learner whose updates add 1 to the weights of every network, and take the arrays over."""
+    """Updates that add 1 to the weights of every network, and take the arrays over (`grpojax.run.learn`)."""
 
     def __init__(self):
         self.seen = []
 
-    def pack(self, batch):
+    def pack(self, run, batch):
         return [None]
 
-    def score(self, networks, minis):
+    def score(self, run, networks, minis):
         return minis, {}
 
-    def weigh(self, networks, *rest):
+    def weigh(self, run, networks, *rest):
         both = [networks[role] for role in ("policy", "critic")]
         self.seen.append([float(x) for s in both for x in (s.step, s.params[0], s.opt_state[0])])
         return *rest[:2], {}
 
-    def update(self, state, minis):
+    def update(self, run, state, minis):
         networks = {**state.networks}
         for role in ("policy", "critic"):
             before = networks[role]
@@ -214,11 +214,12 @@ def test_every_network_starts_over_with_each_question(monkeypatch):
     outcome = np.array([[1.0, 0.0]])
     monkeypatch.setattr(question_updates, "_outcome", lambda *args: outcome)
     monkeypatch.setattr(question_updates, "_logps", lambda trainer, *rest: np.full((1, 2, 3), -1.0, np.float32))
-    learner, batch = Counting(), SimpleNamespace(sampled=np.arange(3) < np.array([[[2], [3]]]))
+    counting, batch = Counting(), SimpleNamespace(sampled=np.arange(3) < np.array([[[2], [3]]]))
+    monkeypatch.setattr(question_updates, "learn", counting)
     zero = TrainState(step=jnp.zeros((), jnp.int32), params=jnp.zeros(2), opt_state=jnp.zeros(3))
     networks = {role: jax.tree.map(jnp.copy, zero) for role in ("policy", "critic")} | {"reference": jnp.ones(2)}
-    question_updates._displacement(SimpleNamespace(learner=learner, state=State(networks=networks)), [batch] * 3)
-    assert learner.seen == [[0.0] * 6] * 3
+    question_updates._displacement(SimpleNamespace(state=State(networks=networks)), [batch] * 3)
+    assert counting.seen == [[0.0] * 6] * 3
     assert float(networks["critic"].params[0]) == 0
 
 

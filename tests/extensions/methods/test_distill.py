@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import tiny_hf
 from hf_compare import their
-from runs import Trainer, numbers
+from runs import draw, numbers, opened
 from tiny_run import make_teacher
 
 from grpojax.host.errors import UserError
+from grpojax.run import learn
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +29,17 @@ def trainer(recipe, directory, teacher, *more, devices=1, eos_ids=()):
         f"run.dir={directory}", f"variant={variant}", "data.validation=null", "rewards.0.name=tiny_run:parity",
         "train.steps=6", "train.checkpoint_every=3", "rollout.max_tokens=4", "optimizer.learning_rate=0.02",
     ]  # fmt: skip
-    return Trainer(config.load(recipe, [*overrides, *more]), devices, eos_ids)
+    return opened(config.load(recipe, [*overrides, *more]), devices, eos_ids)
 
 
 def weighed(run):
     """``(advantages, metrics, batch, minibatches)`` of a step before its update."""
-    batch = run.source.next(1, run.source.begin(1))
-    minis = run.learner.pack(batch)
+    batch = draw(run)
+    minis = learn.pack(run, batch)
     batch = batch.with_rewards()
     networks = run.state.networks
-    minis, signals = run.learner.score(networks, minis)
-    minis, batch, told = run.learner.weigh(networks, minis, batch, signals)
+    minis, signals = learn.score(run, networks, minis)
+    minis, batch, told = learn.weigh(run, networks, minis, batch, signals)
     return batch.advantages, told, batch, minis
 
 
@@ -82,7 +84,7 @@ def test_the_policy_as_its_own_teacher_teaches_nothing(recipe, tmp_path):
     run = trainer(recipe, tmp_path, recipe.parent)
     try:
         advantages, told, batch, minis = weighed(run)
-        _, (update,) = run.learner.update(run.state, minis)
+        _, (update,) = learn.update(run, run.state, minis)
     finally:
         run.close()
     assert not advantages.any() and told["teacher/kl"] == 0
@@ -92,9 +94,9 @@ def test_the_policy_as_its_own_teacher_teaches_nothing(recipe, tmp_path):
 def test_a_student_comes_nearer(recipe, teacher, tmp_path):
     """Over a stop in between, too: no checkpoint has the teacher."""
     first = trainer(recipe, tmp_path, teacher)
-    first.on_step = lambda *_: first.done + 1 == 3 and first.session.control.ask("SIGTERM")
-    assert not first.run() and set(first.networks) == {"policy"}
-    assert trainer(recipe, tmp_path, teacher).run()
+    assert not train(first, lambda *_: first.state.step == 3 and first.control.ask("SIGTERM"))
+    assert set(first.saved_networks()) == {"policy"}
+    assert train(trainer(recipe, tmp_path, teacher))
     apart = [line["teacher/kl"] for line in numbers(tmp_path) if "teacher/kl" in line]
     assert len(apart) == 6 and 0 < apart[-1] < 0.5 * apart[0]
 

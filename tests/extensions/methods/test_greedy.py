@@ -3,13 +3,14 @@
 import jax
 import numpy as np
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax import data, masked
 from grpojax.advantages import Signals
 from grpojax.host.errors import UserError
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 
 def load(recipe, directory, *overrides):
@@ -23,7 +24,7 @@ def load(recipe, directory, *overrides):
 def trainer(recipe, tmp_path_factory):
     """Five prompts on two devices: the greedy rows have to be filled up."""
     options = "rollout.prompts=2", "rollout.group=3", "rewards.0.name=tiny_run:some"
-    trainer = Trainer(load(recipe, tmp_path_factory.mktemp("run") / "run", *options), devices=2)
+    trainer = opened(load(recipe, tmp_path_factory.mktemp("run") / "run", *options), devices=2)
     yield trainer
     trainer.close()
 
@@ -31,11 +32,11 @@ def trainer(recipe, tmp_path_factory):
 @pytest.mark.slow
 def test_its_reward_is_the_baseline_and_without_one_nothing_is_learned(trainer):
     source, policy = trainer.source, trainer.policy
-    problems = [trainer.problems[i] for i in (0, 7, 11, 13, 2, 29)]
-    judged = source.draw(problems, 3).arrived().with_rewards()
+    problems = [trainer.source.problems[i] for i in (0, 7, 11, 13, 2, 29)]
+    judged = source.draw(source.params(trainer.state), problems, 3).arrived().with_rewards()
     prompts = data.to_prompts(problems, 8)
     plain = SamplerConfig(group=1, temperature=0.0, max_tokens=7)
-    greedy = policy.fetch(policy.sample(source.params(), prompts, jax.random.key(5), plain), 6)
+    greedy = policy.fetch(policy.sample(source.params(trainer.state), prompts, jax.random.key(5), plain), 6)
     lengths, tokens = greedy.lengths[:, 0], greedy.tokens[:, 0]
     assert judged.greedy_lengths.tolist() == lengths.tolist()
     gold = np.array([int(p.gold) for p in problems])
@@ -54,10 +55,13 @@ def test_its_reward_is_the_baseline_and_without_one_nothing_is_learned(trainer):
 @pytest.mark.slow
 def test_any_number_of_prompts_goes_over_the_shards(trainer):
     source = trainer.source
-    prompts, one = data.to_prompts(list(trainer.problems[:3]), 8), SamplerConfig(group=1, temperature=0.0, max_tokens=7)
+    prompts, one = (
+        data.to_prompts(list(trainer.source.problems[:3]), 8),
+        SamplerConfig(group=1, temperature=0.0, max_tokens=7),
+    )
 
     def sampled(prompts):
-        return source.dispatch_any(source.params(), prompts, jax.random.key(0), one)(jax.block_until_ready)
+        return source.dispatch_any(source.params(trainer.state), prompts, jax.random.key(0), one)(jax.block_until_ready)
 
     all_of_them = sampled(prompts)
     assert all_of_them.tokens.shape == (3, 1, 7)
@@ -69,7 +73,7 @@ def test_any_number_of_prompts_goes_over_the_shards(trainer):
 @pytest.mark.exhaustive("extensions/methods/test_recipes.py::test_a_recipe_learns_from_its_own_numbers")
 def test_it_trains_with_a_filter_and_counts_what_it_draws(recipe, tmp_path):
     seen = []
-    trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 2}", "rollout.group=2"))
+    trainer = opened(load(recipe, tmp_path / "run", "filter={max_rollouts: 2}", "rollout.group=2"))
     plain = trainer.source.submit
 
     def submit(problems, rollout, greedy):
@@ -80,11 +84,7 @@ def test_it_trains_with_a_filter_and_counts_what_it_draws(recipe, tmp_path):
 
     trainer.source.submit = submit
     batches = []
-    weigh = trainer.learner.weigh
-    trainer.learner.weigh = lambda networks, minis, batch, *rest: (
-        batches.append(batch) or weigh(networks, minis, batch, *rest)
-    )
-    assert trainer.run()
+    assert train(trainer, lambda updates: batches.append(updates.batch))
     lines = [line for line in numbers(tmp_path / "run") if "reward" in line]
     assert lines[-1]["num_tokens"] == sum(n for _, n in seen)
     of_uid = {}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runs import Trainer, numbers, start, start_together, train
+from runs import numbers, opened, start, start_together, train_apart
 
 from grpojax import data
 from grpojax.extensions.methods.levels import Level, LevelCurriculum
@@ -16,6 +16,7 @@ from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.run.run_state import State
+from grpojax.train import train
 
 # Level 1 is always solved, level 3 never, level 2 by one sample of two.
 REWARDS = {1: 1.0, 2: None, 3: 0.0}
@@ -51,8 +52,8 @@ def drawn(directory, steps):
 @pytest.mark.slow
 def test_a_run_draws_what_is_solved_half_the_time(recipe, leveled, tmp_path):
     """Problem by problem as a plain reading of the rates has it, and bit for bit after a stop in the middle."""
-    trainer = Trainer(load(recipe, leveled, tmp_path / "whole"), eos_ids=())
-    assert trainer.run()
+    trainer = opened(load(recipe, leveled, tmp_path / "whole"), eos_ids=())
+    assert train(trainer)
     rates, owed, counts = dict.fromkeys("123", 0.5), dict.fromkeys("123", 0.0), []
     lines = [line for line in numbers(tmp_path / "whole") if "reward" in line]
     for n, line in enumerate(lines, 1):
@@ -72,11 +73,10 @@ def test_a_run_draws_what_is_solved_half_the_time(recipe, leveled, tmp_path):
             assert line[f"levels/{x}/solve_rate"] == pytest.approx(rates[x])
         assert sum(line[f"levels/{x}/share"] for x in rates) == pytest.approx(1)
     assert counts[-1] > counts[0] and rates["1"] > 0.9 and rates["3"] < 0.1 and 0.2 < rates["2"] < 0.8
-    first = Trainer(load(recipe, leveled, tmp_path / "parts"), eos_ids=())
-    first.on_step = lambda *_: first.done + 1 == 3 and first.session.control.ask("SIGTERM")
-    assert not first.run()
-    again = Trainer(load(recipe, leveled, tmp_path / "parts"), eos_ids=())
-    assert again.done == 3 and again.run()
+    first = opened(load(recipe, leveled, tmp_path / "parts"), eos_ids=())
+    assert not train(first, lambda *_: first.state.step == 3 and first.control.ask("SIGTERM"))
+    again = opened(load(recipe, leveled, tmp_path / "parts"), eos_ids=())
+    assert again.state.step == 3 and train(again)
     assert drawn(tmp_path / "parts", 6) == drawn(tmp_path / "whole", 6)
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
     assert again.state.levels == trainer.state.levels
@@ -86,13 +86,13 @@ def test_a_run_draws_what_is_solved_half_the_time(recipe, leveled, tmp_path):
 def test_kill_nine_forgets_no_prompt_that_is_retired(recipe, leveled, tmp_path):
     """Which tells from the fifth step on."""
     given = overrides(leveled, "", "train.steps=8", "rollout.curriculum=null", "variant=culling")[1:]
-    train(recipe, tmp_path / "whole", *given)
+    train_apart(recipe, tmp_path / "whole", *given)
     process = start(recipe, tmp_path / "killed", *given)
     assert any("step 3/8" in line for line in process.stdout)
     process.kill()
     process.stdout.close()
     assert process.wait() == -signal.SIGKILL and numbers(tmp_path / "killed")[-1]["step"] < 8
-    train(recipe, tmp_path / "killed", *given)
+    train_apart(recipe, tmp_path / "killed", *given)
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
     batches = drawn(tmp_path / "killed", 8)
     assert batches == drawn(tmp_path / "whole", 8)
@@ -110,8 +110,8 @@ def test_two_processes_draw_what_one_does(recipe, leveled, tmp_path):
     for process in start_together(recipe, tmp_path / "two", *given, processes=2, devices=1):
         said = process.communicate(timeout=300)[0]
         assert process.returncode == 0, said
-    one = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'one'}", *given]), devices=2)
-    assert one.run() and one.state.exemplars
+    one = opened(config.load(recipe, [f"run.dir={tmp_path / 'one'}", *given]), devices=2)
+    assert train(one) and one.state.exemplars
     assert drawn(tmp_path / "two", 4) == drawn(tmp_path / "one", 4)
     names = "seeded/share", "seeded/solved", "levels/2/solve_rate", "levels/3/share"
     lines = [[{name: x.get(name) for name in names} for x in numbers(tmp_path / run)] for run in ("two", "one")]
@@ -166,15 +166,15 @@ def test_what_it_does_not_go_with(recipe, leveled, tmp_path):
     with pytest.raises(UserError, match="data.level, or a source's level: is for rollout.curriculum"):
         load(recipe, leveled, tmp_path / "run", "rollout.curriculum=null", "data.level=hardness")
     with pytest.raises(UserError, match="30 of 30 problems have no level, such as '0.0='"):
-        Trainer(load(recipe, recipe.parent / "sums.jsonl", tmp_path / "run"))
+        opened(load(recipe, recipe.parent / "sums.jsonl", tmp_path / "run"))
     assert not (tmp_path / "run/config.json").exists()  # the same directory takes a recipe that is right
 
 
 @pytest.mark.slow
 def test_a_filter_notes_every_rollout(recipe, leveled, tmp_path):
     """Levels that are always or never solved are dropped by it, and their rates move all the same."""
-    trainer = Trainer(load(recipe, leveled, tmp_path / "run", "filter={max_rollouts: 2}", "train.steps=3"), eos_ids=())
-    assert trainer.run()
+    trainer = opened(load(recipe, leveled, tmp_path / "run", "filter={max_rollouts: 2}", "train.steps=3"), eos_ids=())
+    assert train(trainer)
     levels = {x: Level(**given) for x, given in trainer.state.levels.items()}
     assert sum(x.drawn for x in levels.values()) == 7 * trainer.state.rollouts > 21
     assert levels["1"].rate > 0.8 and levels["3"].rate < 0.2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import spies
 from flat_batches import Flat
-from runs import Trainer, numbers, plain_source
+from runs import numbers, opened, plain_source
 
 from grpojax import data, variants
 from grpojax.advantages import Signals
@@ -24,6 +24,7 @@ from grpojax.run import batch, checks, method, step_metrics
 from grpojax.run import recipe as config
 from grpojax.run.run_state import State
 from grpojax.run.sections import RolloutConfig
+from grpojax.train import train
 from grpojax.types import Rollout
 
 KINDS = {
@@ -47,7 +48,7 @@ def lines_of(directory):
 
 
 class Watched:
-    """A trainer's rollouts as they come, weights by version, and what each step learns from."""
+    """A run's rollouts as they come, weights by version, and what each step learns from; `note` is called after it."""
 
     def __init__(self, trainer):
         self.trainer, self.places = trainer, plain_source(trainer).places
@@ -59,25 +60,21 @@ class Watched:
             self.versions.append(in_flight.versions)
             plain(in_flight, rest)
 
-        self.places.keep, trainer.on_step = keep, lambda *given: self.learned.append(given)
-        step = trainer.step
-
-        def note(state):
-            state, updates = step(state)
-            self.weights[state.updates] = self._weights(state)
-            return state, updates
-
-        trainer.step = note
+        self.places.keep = keep
         policy = trainer.policy
         self._score = jax.jit(lambda params, rows: score(policy.graph, params, rows, policy.compute).logps)
+
+    def note(self, updates):
+        self.learned.append(updates.batch)
+        self.weights[self.trainer.state.updates] = self._weights(self.trainer.state)
 
     def _weights(self, state):
         return jax.tree.map(lambda x: np.array(x), state.networks["policy"].params)
 
     def logps(self, step, version):
         """Of what a step learned from, under other weights."""
-        problems, rollout = self.learned[step]
-        prompts = data.to_prompts(problems, 8)
+        rollout = self.learned[step].rollout
+        prompts = data.to_prompts(self.learned[step].problems, 8)
         batch = Flat(prompts=prompts, tokens=rollout.tokens, lengths=rollout.lengths, arrays=dict())
         packed, layout = flat_batches.pack(batch, full=True)
         rows = jax.tree.map(lambda x: x[0], packed)
@@ -90,11 +87,12 @@ class Watched:
 def test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions(recipe, tmp_path, kind):
     """In the order in which problems are drawn, with nothing drawn twice: tokens of a group that waits stay, and each
     has the log-prob that the weights of its own version give it, in what a later version went on with too."""
-    trainer = Trainer(load(recipe, tmp_path / "run", *KINDS[kind]))
+    trainer = opened(load(recipe, tmp_path / "run", *KINDS[kind]))
     watched, updates = Watched(trainer), trainer.config.train.updates_a_rollout
-    assert trainer.run()
+    assert train(trainer, watched.note)
     lines, uids, mixed, before = lines_of(tmp_path / "run"), [], 0, {}
-    for step, (line, (problems, rollout)) in enumerate(zip(lines, watched.learned, strict=True)):
+    for step, (line, of_step) in enumerate(zip(lines, watched.learned, strict=True)):
+        problems, rollout = of_step.problems, of_step.rollout
         whole, versions = rollout.lengths.all(1), watched.versions[step]
         assert whole.any() and (rollout.lengths.any(1) == whole).all()
         assert line["rollout/waiting"] == pytest.approx(1 - whole.mean())
@@ -118,7 +116,7 @@ def test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions(recip
         before |= {p.uid: (rest.tokens[i], rest.lengths[i]) for i, p in enumerate(asked) if rest.lengths[i].any()}
     assert mixed > 1 and set(before) == {p.uid for p, there in zip(asked, rest.lengths.any(1), strict=True) if there}
     counts = [line["sampled_tokens"] for line in lines]
-    np.testing.assert_array_equal(counts, np.cumsum([rollout.lengths.sum() for _, rollout in watched.learned]))
+    np.testing.assert_array_equal(counts, np.cumsum([batch.rollout.lengths.sum() for batch in watched.learned]))
     left = [*before, *(p.uid for p, _ in watched.places._queue)]
     curriculum = plain_source(trainer).curriculum
     drawn = [p.uid for n in range(watched.places._batches) for p in curriculum.draw(n)[0]]
@@ -131,27 +129,25 @@ def test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions(recip
 @pytest.mark.parametrize("kind", ["filter", "culling"])
 def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recipe, tmp_path, kind):
     """Once by SIGTERM, once without a word after a save; in the end all numbers are the same."""
-    whole = Trainer(load(recipe, tmp_path / "whole", *KINDS[kind]))
-    assert whole.run() and sum(line["rollout/waiting"] > 0 for line in lines_of(tmp_path / "whole")) > 2
-    stopped = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
-    stopped.on_step = lambda *_: stopped.done + 1 == 3 and os.kill(os.getpid(), signal.SIGTERM)
-    assert not stopped.run()
-    killed = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
+    whole = opened(load(recipe, tmp_path / "whole", *KINDS[kind]))
+    assert train(whole) and sum(line["rollout/waiting"] > 0 for line in lines_of(tmp_path / "whole")) > 2
+    stopped = opened(load(recipe, tmp_path / "parts", *KINDS[kind]))
+    assert not train(stopped, lambda *_: stopped.state.step == 3 and os.kill(os.getpid(), signal.SIGTERM))
+    killed = opened(load(recipe, tmp_path / "parts", *KINDS[kind]))
     in_flight = getattr(killed.source, "in_flight", None)
     waiting = plain_source(killed).places.carried.waiting
     if in_flight is not None:
         waiting = (in_flight.versions < in_flight.version).any((1, 2))
-    assert killed.done == 3 and waiting.any()
+    assert killed.state.step == 3 and waiting.any()
 
     def die(*_):
-        if killed.done == 4:
+        if killed.state.step == 5:
             raise KeyboardInterrupt
 
-    killed.on_step = die
     with pytest.raises(KeyboardInterrupt):
-        killed.run()
-    again = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
-    assert again.done == 4 and again.run()
+        train(killed, die)
+    again = opened(load(recipe, tmp_path / "parts", *KINDS[kind]))
+    assert again.state.step == 4 and train(again)
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
@@ -160,9 +156,9 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recip
     "extensions/methods/test_overlap.py::test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions"
 )
 def test_a_filter_that_keeps_every_whole_group_draws_no_other_rollout(recipe, tmp_path):
-    trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 3}", "train.steps=4"))
+    trainer = opened(load(recipe, tmp_path / "run", "filter={max_rollouts: 3}", "train.steps=4"))
     trainer.source.keeps = lambda judged: judged.rollout.lengths.any(1)
-    assert trainer.run() and trainer.source.drawn == 4
+    assert train(trainer) and trainer.source.drawn == 4
     lines = lines_of(tmp_path / "run")
     assert sum(line["rollout/waiting"] > 0 for line in lines) > 1
     assert [line["rollout/version"] for line in lines] == sorted(line["rollout/version"] for line in lines)
@@ -174,14 +170,14 @@ def test_a_filter_that_keeps_every_whole_group_draws_no_other_rollout(recipe, tm
 def test_shards_keep_their_groups_and_a_run_on_fewer_is_told_what_it_lacks(recipe, tmp_path):
     """Of four shards each leaves up to 2 of 8 samples; on one device more there would be room for 1 of 4 only."""
     given = ("rollout.overlap=0.25", "train.checkpoint_every=1")
-    trainer = Trainer(load(recipe, tmp_path / "run", *given), devices=4)
-    assert trainer.run()
+    trainer = opened(load(recipe, tmp_path / "run", *given), devices=4)
+    assert train(trainer)
     waiting = [line["rollout/waiting"] for line in lines_of(tmp_path / "run")]
     assert max(waiting) > 0
     with pytest.raises(UserError, match="a batch shard has .* samples under way, and rollout.overlap has room for 1"):
         policy, samples = trainer.policy, sampler.no_samples(8, 4, 16)
         samples.lengths[0, :2] = 3
-        prompts = data.to_prompts(trainer.problems[:8], 8, 4)
+        prompts = data.to_prompts(trainer.source.problems[:8], 8, 4)
         policy.sample(None, prompts, None, trainer.config.rollout, partial=samples, left=1)
 
 
@@ -192,8 +188,8 @@ def test_shards_keep_their_groups_and_a_run_on_fewer_is_told_what_it_lacks(recip
 def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(log, "info", lambda text, *given: said.append(text % given))
-    trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=2"))
-    assert trainer.run()
+    trainer = opened(load(recipe, tmp_path / "run", "train.steps=2"))
+    assert train(trainer)
     left = int(trainer.source.places.carried.waiting.sum())
     assert left and f"{left} groups were under way when the run ended: their samples are not learned from" in said
 
@@ -202,9 +198,9 @@ def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
     "programs/test_partial_rollouts.py::test_a_rollout_that_nothing_goes_on_in_is_the_program_that_it_was"
 )
 def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path, monkeypatch):
-    trainer = Trainer(load(recipe, tmp_path / "run", "rollout.overlap=0", "train.steps=1"))
+    trainer = opened(load(recipe, tmp_path / "run", "rollout.overlap=0", "train.steps=1"))
     seen = spies.record(monkeypatch)
-    assert trainer.run() and {len(args) for name, args in seen if name == "rollout"} == {3}
+    assert train(trainer) and {len(args) for name, args in seen if name == "rollout"} == {3}
     assert trainer.state.partial is None and not any("rollout/" in name for name in lines_of(tmp_path / "run")[0])
 
 
@@ -252,13 +248,13 @@ def test_shares_that_are_none_or_do_not_divide_are_refused():
 @pytest.mark.usefixtures("fakes")
 def test_sizes_that_leave_nothing_and_another_share_on_resume_are_refused(recipe, tmp_path):
     with pytest.raises(UserError, match="overlap=0.02 of the 32 samples of a batch shard is less than one"):
-        Trainer(load(recipe, tmp_path / "none", "rollout.overlap=0.02"))
+        opened(load(recipe, tmp_path / "none", "rollout.overlap=0.02"))
     with pytest.raises(UserError, match="rollout.prompts=4 over 8 batch shards: a group that goes on stays"):
-        Trainer(load(recipe, tmp_path / "cut", "rollout.prompts=4"), devices=8)
-    trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=1"))
-    assert trainer.run()
+        opened(load(recipe, tmp_path / "cut", "rollout.prompts=4"), devices=8)
+    trainer = opened(load(recipe, tmp_path / "run", "train.steps=1"))
+    assert train(trainer)
     with pytest.raises(UserError, match="holds a run of another config: rollout.overlap"):
-        Trainer(load(recipe, tmp_path / "run", "train.steps=1", "rollout.overlap=0.3"))
+        opened(load(recipe, tmp_path / "run", "train.steps=1", "rollout.overlap=0.3"))
 
 
 # ------------------------------------------------------------------------------------------------ places, by hand

@@ -4,13 +4,15 @@ import collections
 
 import numpy as np
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax import allocation
 from grpojax.extensions.methods.sections import AllocationConfig
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
+from grpojax.run import learn
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 
 def load(recipe, directory, *overrides):
@@ -24,9 +26,13 @@ PLAN = "rollout.sample_allocation={probe: 2, phases: 3, most: 7}"
 
 
 def drawn(recipe, directory, problems, *overrides, devices=1, number=3):
-    trainer = Trainer(load(recipe, directory, *overrides), devices=devices)
+    trainer = opened(load(recipe, directory, *overrides), devices=devices)
     source = trainer.source
-    judged = source.draw([trainer.problems[i] for i in problems], number).arrived().with_rewards()
+    judged = (
+        source.draw(source.params(trainer.state), [trainer.source.problems[i] for i in problems], number)
+        .arrived()
+        .with_rewards()
+    )
     trainer.close()
     return judged
 
@@ -74,7 +80,7 @@ def test_it_draws_the_first_samples_of_a_larger_group(recipe, tmp_path, plain):
 
 
 @pytest.mark.slow
-def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
+def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path, monkeypatch):
     """Rows of samples, metrics and tokens are of those there are; so are the updates, in any number of parts."""
     options = (
         "rewards.0.name=tiny_run:parity",
@@ -82,7 +88,7 @@ def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
         "rollout.sample_allocation={probe: 1}",
         "rollout.group=4",
     )
-    trainer = Trainer(load(recipe, tmp_path / "run", *options, "train.minibatches=3"))
+    trainer = opened(load(recipe, tmp_path / "run", *options, "train.minibatches=3"))
     seen, plain = [], trainer.source.submit
 
     def submit(problems, rollout):
@@ -90,13 +96,14 @@ def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
         return plain(problems, rollout)
 
     trainer.source.submit = submit
-    advantages, weigh = [], trainer.learner.weigh
-    trainer.learner.weigh = lambda *args: advantages.append(weigh(*args)) or advantages[-1]
-    sums, update = [], trainer.learner.update
-    trainer.learner.update = lambda state, minis, **options: (
-        sums.extend(float(m.rows.arrays["weights"].sum()) for m in minis) or update(state, minis, **options)
-    )
-    assert trainer.run()
+    advantages, sums, update = [], [], learn.update
+
+    def weighed(run, state, minis, **options):
+        sums.extend(float(m.rows.arrays["weights"].sum()) for m in minis)
+        return update(run, state, minis, **options)
+
+    monkeypatch.setattr(learn, "update", weighed)
+    assert train(trainer, lambda updates: advantages.append(updates.batch.advantages))
     np.testing.assert_allclose(sums, np.ones(6), atol=1e-6)
     lines = [line for line in numbers(tmp_path / "run") if "reward" in line]
     tokens = sum(len(p.ids) * r.lengths.shape[1] for of, r in seen for p in of)
@@ -110,7 +117,7 @@ def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
     rows = read_samples(tmp_path / "run", 1)[1]
     assert len(rows) == 24 and all(row["length"] and row["reward"] is not None for row in rows)
     counts = collections.Counter(row["uid"] for row in rows)
-    assert len(set(counts.values())) > 1 and advantages[0][1].advantages.shape == (6, 8, 7)
+    assert len(set(counts.values())) > 1 and advantages[0].shape == (6, 8, 7)
     assert all(np.isfinite(line["loss"]) for line in lines) and max(line["grad_norm"] for line in lines) > 0
 
 
@@ -122,7 +129,7 @@ def test_a_filter_merges_it(recipe, tmp_path):
         "rollout.group=3",
         "rollout.sample_allocation={phases: 1}",
     )
-    assert Trainer(load(recipe, tmp_path / "run", *options)).run()
+    assert train(opened(load(recipe, tmp_path / "run", *options)))
     assert len([line for line in numbers(tmp_path / "run") if "kept/reward" in line]) == 2
 
 

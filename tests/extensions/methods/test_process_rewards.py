@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax import masked
 from grpojax.advantages import Signals
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -20,10 +21,12 @@ def load(recipe, directory, rewards, *overrides):
 
 
 def advantages(recipe, directory, rewards, *overrides, number=3):
-    """Of one rollout: tokens, lengths, what the learner would weigh by, and the samples."""
-    trainer = Trainer(load(recipe, directory, rewards, *overrides))
+    """Of one rollout: tokens, lengths, what a step would weigh by, and the samples."""
+    trainer = opened(load(recipe, directory, rewards, *overrides))
     source = trainer.source
-    judged = source.draw(list(trainer.problems[:5]), number).arrived().with_rewards()
+    judged = (
+        source.draw(source.params(trainer.state), list(trainer.source.problems[:5]), number).arrived().with_rewards()
+    )
     trainer.close()
     mask = np.asarray(masked.from_lengths(judged.rollout.lengths, 7))
     signals = Signals(mask=mask, **judged.signals)
@@ -60,7 +63,7 @@ def test_steps_are_suffix_sums(recipe, tmp_path):
 
 @pytest.mark.exhaustive("extensions/methods/test_process_rewards.py::test_steps_are_suffix_sums")
 def test_it_trains_and_a_filter_merges_it(recipe, tmp_path):
-    assert Trainer(load(recipe, tmp_path / "run", "[{name: 'tiny_run:steps'}]", "filter={max_rollouts: 2}")).run()
+    assert train(opened(load(recipe, tmp_path / "run", "[{name: 'tiny_run:steps'}]", "filter={max_rollouts: 2}")))
     lines = [line for line in numbers(tmp_path / "run") if "reward" in line]
     assert len(lines) == 2 and max(line["grad_norm"] for line in lines) > 0
 

@@ -7,17 +7,19 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from runs import Trainer, numbers
+from runs import numbers, opened
 
 from grpojax.data import Problem, Problems
 from grpojax.extensions.methods.allocated import sampler_of
 from grpojax.extensions.methods.sections import AllocationConfig
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
+from grpojax.run import learn
 from grpojax.run import recipe as config
 from grpojax.run.curriculum import Curriculum
 from grpojax.run.run_state import State
 from grpojax.run.sections import RetireConfig
+from grpojax.train import train
 
 
 def load(recipe, directory, *overrides):
@@ -36,7 +38,7 @@ FAILS, PASSES = (0, 7, 7), (12, 13, 29)
 @pytest.fixture(scope="module")
 def seeded(recipe, tmp_path_factory):
     """A trainer whose rewards are all 0 for some problems, which have a pool to be seeded from."""
-    trainer = Trainer(load(recipe, tmp_path_factory.mktemp("seeded")))
+    trainer = opened(load(recipe, tmp_path_factory.mktemp("seeded")))
     source = trainer.source
     for uid, completion in POOL:
         source._exemplars.add(uid, completion)
@@ -58,11 +60,12 @@ def seeded(recipe, tmp_path_factory):
 def test_a_failed_probe_is_followed_by_samples_of_the_seeded_prompt(seeded):
     """Each the same as a group of the prompt with its exemplars gives at that number; the others are as without."""
     source = seeded.source
-    problems = [seeded.problems[i] for i in (*FAILS, *PASSES)]
-    drawn = source.draw(problems, 3).arrived()
+    problems = [seeded.source.problems[i] for i in (*FAILS, *PASSES)]
+    drawn = source.draw(source.params(seeded.state), problems, 3).arrived()
     judged = drawn.with_rewards()
     before = [source._exemplars.before(p) for p in problems]
-    plain, after = alone(source, problems), alone(source, before)
+    params = source.params(seeded.state)
+    plain, after = alone(source, params, problems), alone(source, params, before)
     fails = [p.uid in FAILS or n % 2 == 0 for p, n in zip(problems, first_lengths(plain, problems), strict=True)]
     assert judged.seeded.tolist() == fails and set(fails) == {True, False}
     counts = (judged.rollout.lengths > 0).sum(1)
@@ -80,11 +83,11 @@ def test_a_failed_probe_is_followed_by_samples_of_the_seeded_prompt(seeded):
     assert list(failed.problems) == [p for p, f in zip(problems, fails, strict=True) if f]
 
 
-def alone(source, problems):
+def alone(source, params, problems):
     """Sixteen samples of each, under the key of that rollout."""
     first = source.prompts([dataclasses.replace(p, uid=i) for i, p in enumerate(problems)], 0)
     prompts = dataclasses.replace(first, uids=np.array([p.uid for p in problems], np.uint32))
-    drawn = source.dispatch_any(source.params(), prompts, source.key(3), sampler_of(source.config, 16))
+    drawn = source.dispatch_any(params, prompts, source.key(3), sampler_of(source.config, 16))
     return drawn(jax.block_until_ready)
 
 
@@ -97,8 +100,8 @@ def first_lengths(rollout, problems):
 def test_without_solved_problems_nothing_is_seeded(seeded, monkeypatch):
     source = seeded.source
     monkeypatch.setattr(source._exemplars, "_pool", {})
-    problems = [seeded.problems[i] for i in (*FAILS, *PASSES)]
-    judged = source.draw(problems, 3).arrived().with_rewards()
+    problems = [seeded.source.problems[i] for i in (*FAILS, *PASSES)]
+    judged = source.draw(source.params(seeded.state), problems, 3).arrived().with_rewards()
     assert not judged.seeded.any() and judged.failed is None and (judged.rollout.lengths > 0).sum() == 24
 
 
@@ -106,8 +109,8 @@ def test_without_solved_problems_nothing_is_seeded(seeded, monkeypatch):
 def test_exemplars_that_never_fit_are_told(seeded, monkeypatch, caplog):
     source = seeded.source
     monkeypatch.setattr(source._exemplars, "_longest", 10)
-    problems = [seeded.problems[i] for i in (*FAILS, *PASSES)]
-    judged = source.draw(problems, 3).arrived().with_rewards()
+    problems = [seeded.source.problems[i] for i in (*FAILS, *PASSES)]
+    judged = source.draw(source.params(seeded.state), problems, 3).arrived().with_rewards()
     assert not judged.seeded.any()
     assert re.search("no exemplar can be put before any of [1-6] prompts: raise data.max", caplog.text)
 
@@ -116,20 +119,21 @@ def test_exemplars_that_never_fit_are_told(seeded, monkeypatch, caplog):
 def run(recipe, tmp_path_factory):
     """A whole run: its trainer, directory, judged rollouts, and how far policy and sampler are apart in log-probs."""
     directory = tmp_path_factory.mktemp("runs") / "whole"
-    trainer = Trainer(load(recipe, directory))
+    trainer = opened(load(recipe, directory))
     kept, apart = [], []
-    note, score_all, score = trainer.source.note, trainer.learner.score, trainer.learner.programs.score
+    note, score_all, score = trainer.source.note, learn.score, trainer.programs.score
     trainer.source.note = lambda batch: kept.extend(batch.as_drawn) or note(batch)
 
-    def scored(networks, minis):
+    def scored(setup, networks, minis):
         for m in minis:
             own = score(networks["policy"].params, m.rows.bare).logps
             off = np.abs(np.asarray(own) - np.asarray(m.rows.arrays["sampler_logps"]))
             apart.append(off[m.layout.index >= 0].max())
-        return score_all(networks, minis)
+        return score_all(setup, networks, minis)
 
-    trainer.learner.score = scored
-    assert trainer.run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learn, "score", scored)
+        assert train(trainer)
     return trainer, directory, kept, apart
 
 
@@ -168,11 +172,10 @@ def test_the_pool_has_the_first_right_sample_of_what_was_solved_last(run):
 
 @pytest.mark.slow
 def test_a_resumed_run_shows_what_it_would_have_shown(recipe, run, tmp_path):
-    first = Trainer(load(recipe, tmp_path / "parts"))
-    first.on_step = lambda *_: first.done + 1 == 2 and first.session.control.ask("SIGTERM")
-    assert not first.run() and first.state.exemplars
-    again = Trainer(load(recipe, tmp_path / "parts"))
-    assert again.done == 2 and again.run()
+    first = opened(load(recipe, tmp_path / "parts"))
+    assert not train(first, lambda *_: first.state.step == 2 and first.control.ask("SIGTERM")) and first.state.exemplars
+    again = opened(load(recipe, tmp_path / "parts"))
+    assert again.state.step == 2 and train(again)
     assert numbers(tmp_path / "parts") == numbers(run[1])
     assert [tuple(x) for x in again.state.exemplars] == run[0].state.exemplars
     assert any(judged.seeded.any() for judged in run[2][2:])

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 import tiny_hf
 from hf_compare import their
-from runs import Trainer, numbers
+from runs import draw, numbers, opened
 
 from grpojax.extensions.methods.true_answers import Answers, TrueAnswers, _Found, room, splice
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
+from grpojax.run import learn
 from grpojax.run import recipe as config
 from grpojax.run.batch import Batch
 from grpojax.run.sections import TrainConfig
 from grpojax.run.step_metrics import of_drawn
+from grpojax.train import train
 from grpojax.types import Rollout
 
 SPLICED = {"name": "gt_likelihood", "marker": "e", "train_on": "spliced", "kl_coef": 0.1}
@@ -28,7 +30,7 @@ def trainer_of(recipe, directory, variant, *more):
         f"run.dir={directory}", f"variant={variant}", "data.validation=null", "rewards.0.name=tiny_run:parity",
         "train.steps=2", "train.ppo_epochs=2", "train.checkpoint_every=1",
     ]  # fmt: skip
-    return Trainer(config.load(recipe, [*overrides, *more]))
+    return opened(config.load(recipe, [*overrides, *more]))
 
 
 @dataclasses.dataclass
@@ -66,16 +68,15 @@ class Step:
 def step_of(trainer):
     """The first step of a run, with its updates."""
     try:
-        learner = trainer.learner
         networks = trainer.state.networks
-        batch = learner.replace(networks, trainer.source.next(1, trainer.source.begin(1)))
-        minis = learner.pack(batch)
-        (mini,), signals = learner.score(networks, minis)
+        batch = learn.replaced(trainer, networks, draw(trainer))
+        minis = learn.pack(trainer, batch)
+        (mini,), signals = learn.score(trainer, networks, minis)
         rows = mini.rows.arrays
         assert "sampler_logps" not in rows
         old, ref = (mini.layout.unpack(np.asarray(rows[name])) for name in ("old_logps", "ref_logps"))
-        minis, batch, _ = learner.weigh(networks, [mini], batch, signals)
-        _, owed = learner.update(trainer.state, minis)
+        minis, batch, _ = learn.weigh(trainer, networks, [mini], batch, signals)
+        _, owed = learn.update(trainer, trainer.state, minis)
         return Step(batch, texts(batch, trainer.policy), old, ref, batch.advantages, owed)
     finally:
         trainer.close()
@@ -151,18 +152,11 @@ def test_rows_come_in_few_sizes():
 
 
 @pytest.mark.slow
-def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path):
-    drawn = []
-
-    def trainer():
-        run = trainer_of(recipe, tmp_path, EVERY)
-        plain = run.learner.replace
-        run.learner.replace = lambda networks, sampled: drawn.append(sampled) or plain(networks, sampled)
-        return run
-
-    first = trainer()
-    first.on_step = lambda *_: first.session.control.ask("SIGTERM")
-    assert not first.run() and trainer().run()
+def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path, monkeypatch):
+    drawn, plain = [], learn.replaced
+    monkeypatch.setattr(learn, "replaced", lambda *given: drawn.append(given[-1]) or plain(*given))
+    first = trainer_of(recipe, tmp_path, EVERY)
+    assert not train(first, lambda *_: first.control.ask("SIGTERM")) and train(trainer_of(recipe, tmp_path, EVERY))
     for line, sampled in zip((x for x in numbers(tmp_path) if "reward" in x), drawn, strict=True):
         batch = sampled.with_rewards()
         told = of_drawn(batch.everything, first.config.method.deciding)
@@ -178,10 +172,10 @@ def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path):
 
 @pytest.mark.exhaustive("extensions/methods/test_spliced.py::test_a_run_tells_what_was_drawn_and_goes_on_as_it_was")
 def test_a_stop_in_between_changes_nothing(recipe, tmp_path):
-    assert trainer_of(recipe, tmp_path / "whole", EVERY).run()
+    assert train(trainer_of(recipe, tmp_path / "whole", EVERY))
     first = trainer_of(recipe, tmp_path / "parts", EVERY)
-    first.on_step = lambda *_: first.session.control.ask("SIGTERM")
-    assert not first.run() and trainer_of(recipe, tmp_path / "parts", EVERY).run()
+    assert not train(first, lambda *_: first.control.ask("SIGTERM"))
+    assert train(trainer_of(recipe, tmp_path / "parts", EVERY))
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
@@ -203,12 +197,12 @@ def test_samples_that_were_not_replaced_are_refused(recipe, tmp_path):
     """As by a command that brings its own samples."""
     trainer = trainer_of(recipe, tmp_path, SPLICED)
     try:
-        batch = trainer.source.next(1, trainer.source.begin(1))
-        minis = trainer.learner.pack(batch)
+        batch = draw(trainer)
+        minis = learn.pack(trainer, batch)
         with pytest.raises(UserError, match="as they are: set variant.train_on=sampled"):
             networks = trainer.state.networks
-            minis, signals = trainer.learner.score(networks, minis)
-            trainer.learner.weigh(networks, minis, batch.with_rewards(), signals)
+            minis, signals = learn.score(trainer, networks, minis)
+            learn.weigh(trainer, networks, minis, batch.with_rewards(), signals)
     finally:
         trainer.close()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny_hf
 from hf_compare import their
-from runs import Trainer, numbers
+from runs import draw, numbers, opened
 
 from grpojax import data, variants
 from grpojax.extensions.methods import displacement
@@ -22,8 +22,10 @@ from grpojax.extensions.methods.true_answers import (
 )
 from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
+from grpojax.run import learn
 from grpojax.run import recipe as config
 from grpojax.run.minibatch import whole
+from grpojax.train import train
 from grpojax.types import Rollout
 
 
@@ -102,13 +104,13 @@ def test_likelihoods():
 
 def trainer_of(recipe, directory, variant, *more, devices=1, eos_ids=None):
     overrides = [f"run.dir={directory}", f"variant={variant}", "data.validation=null", "rewards.0.name=tiny_run:parity"]
-    return Trainer(config.load(recipe, [*overrides, *more]), devices, eos_ids)
+    return opened(config.load(recipe, [*overrides, *more]), devices, eos_ids)
 
 
 def late(trainer):
     """A rollout's likelihoods, what is logged of them, and the samples."""
-    batch = trainer.source.next(1, trainer.source.begin(1)).with_rewards()
-    made, logged = trainer.learner.signals_after_rewards(trainer.state.networks, batch, batch.total)
+    batch = draw(trainer).with_rewards()
+    made, logged = learn.signals_after_rewards(trainer, trainer.state.networks, batch, batch.total)
     return made["likelihood"], logged, batch
 
 
@@ -131,18 +133,18 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
     variant = {"name": "gt_likelihood", "kl_coef": 0.0}
     trainer = trainer_of(recipe, tmp_path, variant, "rollout.temperature=0.9", "rollout.max_tokens=24")
     try:
-        learner, likelihood = trainer.learner, []
+        likelihood = []
         for step in range(12):
-            batch = trainer.source.next(1, trainer.source.begin(1)).with_rewards()
+            batch = draw(trainer).with_rewards()
             lengths = np.minimum(batch.rollout.lengths, 2 * step + 1)
             fails = np.arange(8)[:, None] > step * 5 % 8
             batch = dataclasses.replace(
                 batch, rollout=dataclasses.replace(batch.rollout, lengths=lengths),
                 by_name={name: np.where(fails, 0.0, 1.0 * x + [1, 0, 0, 0]) for name, x in batch.by_name.items()},
             )  # fmt: skip
-            made, _ = learner.signals_after_rewards(trainer.state.networks, batch, batch.total)
+            made, _ = learn.signals_after_rewards(trainer, trainer.state.networks, batch, batch.total)
             likelihood.append(made["likelihood"])
-        assert learner.programs.score.jitted()._cache_size() <= 3
+        assert trainer.programs.score.jitted()._cache_size() <= 3
         assert len({int(np.isfinite(x).sum()) for x in likelihood}) > 5
     finally:
         trainer.close()
@@ -150,15 +152,17 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
 
 def check_too_long(trainer):
     """A sample whose spliced text does not fit is neither rewarded nor punished, and the others are compared alone."""
-    learner, policy = trainer.learner, trainer.policy
-    policy.config = dataclasses.replace(policy.config, max_positions=max(len(p.ids) for p in trainer.problems) + 9)
+    policy = trainer.policy
+    policy.config = dataclasses.replace(
+        policy.config, max_positions=max(len(p.ids) for p in trainer.source.problems) + 9
+    )
     got, logged, batch = late(trainer)
     long = ~np.isfinite(got)
     assert logged["ground_truth/too_long"] == long.sum() and 0 < long.sum() < long.size - 8
-    minis = learner.pack(batch)
+    minis = learn.pack(trainer, batch)
     networks = trainer.state.networks
-    minis, signals = learner.score(networks, minis)
-    minis, batch, _ = learner.weigh(networks, minis, batch, signals)
+    minis, signals = learn.score(trainer, networks, minis)
+    minis, batch, _ = learn.weigh(trainer, networks, minis, batch, signals)
     advantages = batch.advantages
     weights = whole(policy.device, minis, [m.rows.arrays["weights"] for m in minis])
     assert not advantages[long].any() and not weights[long].any() and weights[~long].any(-1).all()
@@ -176,7 +180,7 @@ def test_likelihood_is_that_of_transformers(recipe, tmp_path):
         want = expected(recipe, batch, trainer.policy.tokenizer, marker="e")
         lengths = batch.rollout.lengths
         least = flops.forward_flops(trainer.policy.config, [len(p.ids) for p in batch.problems], lengths)
-        assert trainer.learner.work(dataclasses.replace(batch, taught=lengths), 1)["late"] > least
+        assert learn.work(trainer, dataclasses.replace(batch, taught=lengths), 1)["late"] > least
         np.testing.assert_allclose(got, want, rtol=2e-4)
         texts = [
             trainer.policy.texts([batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist()])[0]
@@ -216,7 +220,7 @@ def test_only_groups_that_fail_ask_for_it(recipe, tmp_path):
 @pytest.mark.slow
 def test_it_trains_and_says_what_it_found(recipe, tmp_path):
     trainer = trainer_of(recipe, tmp_path, {"name": "gt_likelihood", "groups": "all"}, "train.steps=2", eos_ids=())
-    assert trainer.run()
+    assert train(trainer)
     lines = [line for line in numbers(tmp_path) if "reward" in line]
     assert all(line["ground_truth/scored"] == 32 and line["grad_norm"] > 0 for line in lines)
 

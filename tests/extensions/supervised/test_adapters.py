@@ -11,6 +11,7 @@ from grpojax.extensions.supervised import finetune
 from grpojax.extensions.supervised.finetune_recipe import load_dpo, load_sft
 from grpojax.host.errors import UserError
 from grpojax.models import hf
+from grpojax.train import train
 
 
 @pytest.mark.parametrize("kind", [pytest.param("sft", marks=pytest.mark.exhaustive), "dpo"])
@@ -20,11 +21,11 @@ def test_supervised_runs_learn_factors_and_go_on(recipe, tmp_path, kind):
     def run_of(name, *more):
         load = {"sft": load_sft, "dpo": load_dpo}[kind]
         made = load(recipes[kind], [*RANK, f"run.dir={tmp_path / name}", *more])
-        return finetune.FineTune(made, jax.devices()[:1])
+        return finetune.open_finetune(made, jax.devices()[:1])
 
     with pytest.raises(UserError, match="model.adapter.merged=false: .*leave it out"):
         run_of("refused", "model.adapter.merged=false")
-    assert run_of("whole").run() and run_of("parts", "train.steps=4").run() and run_of("parts").run()
+    assert train(run_of("whole")) and train(run_of("parts", "train.steps=4")) and train(run_of("parts"))
     lines = [line for line in numbers(tmp_path / "whole") if "eval/loss" in line]
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"] - 0.015
     last = [[x for x in numbers(tmp_path / n) if x["step"] == 7 and "test/loss" not in x] for n in ("whole", "parts")]

@@ -22,7 +22,7 @@ def test_so_does_a_supervised_run(recipe, tmp_path, said):
 
     def run_of(seed):
         given = [f"run.dir={place}", "train.steps=1", f"train.seed={seed}"]
-        return finetune.FineTune(finetune_recipe.load_dpo(answers["dpo"], given), jax.devices()[:1])
+        return finetune.open_finetune(finetune_recipe.load_dpo(answers["dpo"], given), jax.devices()[:1])
 
     run_of(0).close()
     scored = (place / "reference.npz").stat().st_mtime_ns

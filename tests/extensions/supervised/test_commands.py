@@ -6,7 +6,7 @@ from pathlib import Path
 import answered_runs
 import jax
 import pytest
-from runs import Trainer
+from runs import opened
 
 from grpojax import data
 from grpojax.cli import main as cli
@@ -15,6 +15,7 @@ from grpojax.models import hf
 from grpojax.records.metrics import Metrics
 from grpojax.records.samples import read_samples, samples_path
 from grpojax.run import recipe as config
+from grpojax.train import train
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "supervised"
 
@@ -34,7 +35,7 @@ def finished(recipe, tmp_path_factory):
     overrides = [f"run.dir={directory}", "train.steps=2", "data.validation=null", "variant.kl_coef=0",
                  "rewards=[{name: 'tiny_run:even'}, {name: 'tiny_run:length', weight: 0.1}]",
                  "data.instruction='is {prompt}'", "data.max_prompt_tokens=16"]  # fmt: skip
-    assert Trainer(config.load(recipe, overrides)).run()
+    assert train(opened(config.load(recipe, overrides)))
     return directory
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("fakes")
 def run_of(recipe, tmp_path):
     answers = answered_runs.make(tmp_path, recipe.parent)
     given = [f"run.dir={tmp_path / 'run'}", "train.steps=1"]
-    return lambda: finetune.FineTune(finetune_recipe.load_sft(answers["sft"], given), jax.devices()[:1])
+    return lambda: finetune.open_finetune(finetune_recipe.load_sft(answers["sft"], given), jax.devices()[:1])
 
 
 def test_the_first_writes_anew_what_all_have_read(run_of, monkeypatch):

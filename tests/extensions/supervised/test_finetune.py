@@ -1,5 +1,6 @@
 """Supervised runs: they learn, they go on bit for bit, and they refuse what does not go together."""
 
+import dataclasses
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import control
+from grpojax.train import train
 
 LOAD = {"sft": load_sft, "dpo": load_dpo}
 KINDS = pytest.mark.parametrize("kind", ["sft", "dpo"])
@@ -34,7 +36,7 @@ def recipes(recipe, tmp_path_factory):
 
 def run_of(recipes, kind, directory, *overrides, devices=1):
     config = LOAD[kind](recipes[kind], [f"run.dir={directory}", *overrides])
-    return finetune.FineTune(config, jax.devices()[:devices])
+    return finetune.open_finetune(config, jax.devices()[:devices])
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def unbroken(recipes, tmp_path_factory):
     """A whole run of each kind."""
     folder = tmp_path_factory.mktemp("runs")
     for kind in LOAD:
-        assert run_of(recipes, kind, folder / kind).run()
+        assert train(run_of(recipes, kind, folder / kind))
     return folder
 
 
@@ -52,7 +54,7 @@ def unbroken_fake(recipes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fakes")
     with fake_device.in_place():
         for kind in LOAD:
-            assert run_of(recipes, kind, folder / kind).run()
+            assert train(run_of(recipes, kind, folder / kind))
     return folder
 
 
@@ -90,26 +92,24 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken_fake, tmp_path, m
     """It dies in step 6, after the save of step 4, with an update in flight; then it is started again."""
     plain, calls = teaching.to_batch, []
 
-    def dies(entries, shapes):
+    def dies(entries, *given):
         if len(entries) == 8 and len(calls) == at:
             raise KeyboardInterrupt
         calls.append(entries)
-        return plain(entries, shapes)
+        return plain(entries, *given)
 
-    first = run_of(recipes, kind, tmp_path / "run")
-    first.loop.ahead = 1  # as on an accelerator
-    reads_eval = -(-len(first.parts["validation"].kept) // 8)
+    first = dataclasses.replace(run_of(recipes, kind, tmp_path / "run"), ahead=1)  # as on an accelerator
+    reads_eval = -(-len(first.held_out.entries["validation"]) // 8)
     at = 5 + 2 * reads_eval  # batches of five updates, and of the evaluations before and in step 3
     monkeypatch.setattr(finetune.teaching, "to_batch", dies)
     with pytest.raises(KeyboardInterrupt):
-        first.run()
+        train(first)
     monkeypatch.undo()
     if kind == "dpo":
         before = (tmp_path / "run" / "reference.npz").read_bytes()
-    second = run_of(recipes, kind, tmp_path / "run")
-    assert second.done == 4
-    second.loop.ahead = 1
-    assert second.run()
+    second = dataclasses.replace(run_of(recipes, kind, tmp_path / "run"), ahead=1)
+    assert second.state.step == 4
+    assert train(second)
     assert numbers(tmp_path / "run") == numbers(unbroken_fake / kind)
     if kind == "dpo":
         assert (tmp_path / "run" / "reference.npz").read_bytes() == before
@@ -149,29 +149,29 @@ def test_a_stop_in_an_evaluation_or_the_test_drops_it_and_it_is_made_up_for(reci
         raise control.Stopped
 
     first = run_of(recipes, "sft", tmp_path / "run")
-    plain = first.scorer.sums
+    plain = first.held_out.scorer.sums
 
     def sums(entries, params, turn):
-        if first.done == 3:
-            first.session.control.ask("SIGTERM")
+        if first.state.step == 3:
+            first.control.ask("SIGTERM")
         return plain(entries, params, turn)
 
-    first.scorer.sums = sums
-    assert not first.run() and first.done == 3
+    first.held_out.scorer.sums = sums
+    assert not train(first) and first.state.step == 3
     assert "eval/loss" not in numbers(tmp_path / "run")[-1]
     second = run_of(recipes, "sft", tmp_path / "run")
-    whole = second.scorer.sums
-    second.scorer.sums = lambda entries, *more: (
-        stop() if entries is second.parts["test"].kept else whole(entries, *more)
+    whole = second.held_out.scorer.sums
+    second.held_out.scorer.sums = lambda entries, *more: (
+        stop() if entries is second.held_out.entries["test"] else whole(entries, *more)
     )
-    assert second.done == 3 and not second.run()
+    assert second.state.step == 3 and not train(second)
     assert numbers(tmp_path / "run") == numbers(unbroken_fake / "sft")[:-1]
     third = run_of(recipes, "sft", tmp_path / "run")
-    assert third.done == 7 and third.run()
+    assert third.state.step == 7 and train(third)
     assert numbers(tmp_path / "run") == numbers(unbroken_fake / "sft")
     third = run_of(recipes, "sft", tmp_path / "run")
-    third.loop._test = None  # a finished run does not read it again
-    assert third.run()
+    third.held_out.read_test = None  # a finished run does not read it again
+    assert train(third)
 
 
 def command(recipes, kind, directory, *overrides):
@@ -207,7 +207,7 @@ def test_kills_and_signals_change_nothing(recipes, tmp_path):
 @pytest.mark.parametrize("overrides", [["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"], ["train.microbatches=4"]])
 def test_devices_and_microbatches_change_nothing(recipes, unbroken, tmp_path, kind, overrides):
     devices = 8 if "mesh.data=2" in overrides else 1
-    assert run_of(recipes, kind, tmp_path / "run", *overrides, devices=devices).run()
+    assert train(run_of(recipes, kind, tmp_path / "run", *overrides, devices=devices))
     for got, want in zip(numbers(tmp_path / "run"), numbers(unbroken / kind), strict=True):
         assert got.keys() == want.keys()
         for name in want.keys() - {"useful_token_fraction"}:
@@ -216,9 +216,9 @@ def test_devices_and_microbatches_change_nothing(recipes, unbroken, tmp_path, ki
 
 def test_epochs_are_passes_over_the_data(recipes, tmp_path):
     run = run_of(recipes, "sft", tmp_path / "run", "train.steps=null", "train.epochs=2", "train.group=1")
-    count = len(run.answers.kept)
-    assert run.steps == math.ceil(2 * count / 8)
-    seen = [e.uid for step in range(run.steps) for e in run.batches[step]]
+    count, steps = len(run.held_out.entries["train"]), run.learn_from.args[0].updates
+    assert steps == math.ceil(2 * count / 8)
+    seen = [e.uid for step in range(steps) for e in run.source.batches[step]]
     assert sorted(seen[:count]) == sorted(seen[count : 2 * count]) == list(range(count))
     run.close()
 
@@ -226,9 +226,8 @@ def test_epochs_are_passes_over_the_data(recipes, tmp_path):
 def test_the_held_out_loss_is_that_of_its_answers_one_by_one(recipes, unbroken, tmp_path):
     """Evaluation fills its last batch up; what fills it counts in nothing."""
     by_tokens = run_of(recipes, "sft", tmp_path / "a", "data.train=" + str(recipes["sft"].parent / "sft.jsonl"))
-    logps, lengths = by_tokens.scorer.sums(
-        by_tokens.parts["validation"].kept, by_tokens.state.networks["policy"].params
-    )
+    held_out = by_tokens.held_out
+    logps, lengths = held_out.scorer.sums(held_out.entries["validation"], by_tokens.state.networks["policy"].params)
     by_tokens.close()
     assert len(logps) == 18 and len(logps) % 8  # prompts
     before = numbers(unbroken / "sft")[0]
@@ -241,7 +240,7 @@ def test_the_held_out_loss_is_that_of_its_answers_one_by_one(recipes, unbroken, 
 
 def test_answers_of_tools_are_read_and_not_learned(recipes, tmp_path):
     run = run_of(recipes, "sft", tmp_path / "run")
-    kept = run.answers.kept
+    kept = run.held_out.entries["train"]
     prompt, ids = kept[0].ids, max((c for entry in kept for c in entry.completions), key=len)
     n = len(ids)
     assert n >= 3
@@ -250,12 +249,12 @@ def test_answers_of_tools_are_read_and_not_learned(recipes, tmp_path):
         for uid, (end, turns) in enumerate([(n, (n,)), (n - 1, (n - 1,)), (1, (1,)), (n, (1, n - 2, 1))])
     )
     entries = [whole, head, call, played]
-    sums, counts = run.scorer.sums(entries, run.state.networks["policy"].params)
+    sums, counts = run.held_out.scorer.sums(entries, run.state.networks["policy"].params)
     assert counts[:, 0].tolist() == [n, n - 1, 1, 2]
     # What the call and the last token cost; the last token is the whole answer's without its head.
     np.testing.assert_allclose(sums[3, 0], sums[2, 0] + sums[0, 0] - sums[1, 0], atol=1e-4)
-    batch = teaching.to_batch([played] * 8, run.shapes)
-    part, layout = run.teaching.part(batch, run.shapes, np.zeros((8, run.shapes.group)))
+    shapes = run.source.shapes
+    part, layout = run.held_out.kind.part(teaching.to_batch([played] * 8, shapes), shapes)
     weights = layout.unpack(np.asarray(part.arrays["weights"]))[0, 0]
     assert np.flatnonzero(weights).tolist() == [0, n - 1]
     run.close()
@@ -265,10 +264,9 @@ def test_answers_of_tools_are_read_and_not_learned(recipes, tmp_path):
 def test_gradients_that_are_not_finite_stop_the_run_and_cost_nothing(recipes, tmp_path, ahead):
     """With an update ahead, the one after the last that is allowed is on the device by then: it is recorded too."""
     overrides = ("optimizer.learning_rate=1e30", "train.max_skipped=2", "train.eval_every=0")
-    run = run_of(recipes, "sft", tmp_path / "run", *overrides)
-    run.loop.ahead = ahead
+    run = dataclasses.replace(run_of(recipes, "sft", tmp_path / "run", *overrides), ahead=ahead)
     with pytest.raises(UserError, match="step 3: 2 updates in a row had a gradient that is not finite"):
-        run.run()
+        train(run)
     lines = [line for line in numbers(tmp_path / "run") if "loss" in line]
     assert [line["skipped_updates"] for line in lines] == [0, 1, 1, 1][: 3 + ahead]
     saved = Checkpoints(tmp_path / "run" / "checkpoints", read_only=True)

@@ -7,6 +7,7 @@ import pytest
 import several_runs
 
 from grpojax.extensions.supervised import finetune, finetune_recipe
+from grpojax.train import train
 
 SFT = """\
 model:     {{path: {folder}}}
@@ -24,6 +25,6 @@ def test_recipes_by_two_processes(recipe, tmp_path):
     (recipe.parent / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def by_one(given):
-        return finetune.FineTune(finetune_recipe.load_sft(sft, given), jax.devices()[:4]).run()
+        return train(finetune.open_finetune(finetune_recipe.load_sft(sft, given), jax.devices()[:4]))
 
     several_runs.check("sft", sft, tmp_path, {"sft": several_runs.EVERY}, by_one)

@@ -34,6 +34,7 @@ def run_dpo(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, load: Callable[..., Any]) -> int:
     config = load(args.config, args.overrides)
-    from grpojax.extensions.supervised.finetune import FineTune
+    from grpojax.extensions.supervised.finetune import open_finetune
+    from grpojax.train import train
 
-    return 0 if FineTune(config, take_over=args.take_over).run() else os.EX_TEMPFAIL
+    return 0 if train(open_finetune(config, take_over=args.take_over)) else os.EX_TEMPFAIL

@@ -1,22 +1,18 @@
-"""A run's life on disk: its directory, its saves, and the notices that stop it."""
+"""A run on disk: its directory, claimed for it, and its checkpoints."""
 
 import contextlib
-import dataclasses
-import functools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
 from etils import epath
 
-from grpojax.device import compiling
-from grpojax.host import agreement, coordination, files, peers, preemption, processes, settings, watchdog
-from grpojax.host.compile_cache import keep_compiled
+from grpojax.host import agreement, files, processes, settings
 from grpojax.host.console import log
-from grpojax.host.errors import PassingError, UserError
+from grpojax.host.errors import UserError
 from grpojax.models import adapters
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy, model_facts, weights_digest
@@ -26,8 +22,7 @@ from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.records.directory import RunDirectory, check_base
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run import recorder
-from grpojax.run.control import RunControl, Stopped
-from grpojax.run.profiling import Profile, ProfileConfig
+from grpojax.run.profiling import ProfileConfig
 from grpojax.run.run_state import State
 from grpojax.run.sections import RunConfig
 
@@ -60,7 +55,7 @@ class Schedule(Protocol):
 
 
 class Recipe(Protocol):
-    """The sections of a recipe that every session reads."""
+    """The sections of a recipe that every run has."""
 
     @property
     def run(self) -> RunConfig: ...
@@ -82,15 +77,8 @@ class Recipe(Protocol):
     def may_differ(self, name: str) -> bool: ...
 
 
-@dataclasses.dataclass
-class Outcome:
-    """Whether a loop finished or was stopped."""
-
-    finished: bool = True
-
-
-class Session:
-    """The directory of a run with its checkpoints, and its process's cache of compiled programs.
+class Store:
+    """The directory of a run with its checkpoints.
 
     Args:
       config: the recipe.
@@ -100,15 +88,14 @@ class Session:
       UserError: the directory holds something other than this run.
 
     Attributes:
-      control: whether the run goes on.
-      watchdog: times its steps.
       save_s: seconds spent on saves since it was last set to 0.
       wandb: the run of Weights & Biases that gets its metrics too; None for none.
+      problem: why the last save failed; None if it did not.
+      lost: whether the directory was removed or moved away during the run.
+      together: whether all processes are known to be at the same point. Otherwise the checkpoints cannot be closed.
     """
 
     def __init__(self, config: Recipe, *, take_over: bool = False):
-        # First: its keys have the number of earlier ones in them, which must be the same on all processes.
-        self.control = RunControl(config.train.checkpoint_minutes)
         self.config, self.directory, self._take_over = config, files.path(config.run.dir), take_over
         self.record = RunDirectory(
             self.directory,
@@ -118,13 +105,10 @@ class Session:
         )
         if processes.is_first():
             self.record.check(take_over=take_over)
-        keep_compiled(config.compile_cache, config.run.dir)
-        self.profile = Profile(config.profile, config.run.dir)
-        self.watchdog = watchdog.Watchdog(functools.partial(_hang, config.train.hang_policy), compiling)
         self.save_s, self.wandb = 0.0, None
-        self._problem: str | None = None
-        self._gone = False  # whether the directory was removed or moved away
-        self._together = jax.process_count() == 1  # whether all processes are known to be at the same point
+        self.problem: str | None = None
+        self.lost = False
+        self.together = jax.process_count() == 1
 
     def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
         """Claims the directory for this run until ``held`` releases it; checks that the data has not changed."""
@@ -174,16 +158,16 @@ class Session:
         log.info("resumed %s at step %d", self.directory, state.step)
         return weights, state
 
-    def look(self) -> None:
-        """Asks for a stop if the directory was removed or moved away: what the run writes is lost from there on."""
-        if processes.is_first() and self.record.gone:
-            self.control.ask(f"{self.directory} is gone")
+    @property
+    def gone(self) -> bool:
+        """Whether this process writes to the directory, and it was removed or moved away: what is written is lost."""
+        return processes.is_first() and self.record.gone
 
     def make_again(self) -> bool:
         """Whether the directory is gone; it then has nothing but the recipe again. All processes call it."""
-        gone = processes.any_of(processes.is_first() and self.record.gone)
+        gone = processes.any_of(self.gone)
         if gone:
-            self._gone = True
+            self.lost = True
             self.wait()  # for a save under way, which may fail
             try:
                 if processes.is_first():
@@ -207,10 +191,9 @@ class Session:
         self.wait()  # for the previous save: if that fails, it must not look like a failure of this one
         try:
             self.checkpoints.save(state.step, weights, state.record(), evaluation_follows=evaluation_follows)
-            self._problem = None
+            self.problem = None
         except SaveError as e:
             self._note(e)
-        self.control.saved()
         self.save_s += time.perf_counter() - started
 
     def score(self, step: int, scores: Mapping[str, float]) -> None:
@@ -229,91 +212,16 @@ class Session:
 
     def _note(self, error: SaveError) -> None:
         said = " ".join(str(error).split())
-        self._problem = said if len(said) <= 300 else f"{said[:150]} ... {said[-150:]}"  # the reason comes last
-        log.warning("a save failed; the checkpoints before it are untouched: %s", self._problem)
+        self.problem = said if len(said) <= 300 else f"{said[:150]} ... {said[-150:]}"  # the reason comes last
+        log.warning("a save failed; the checkpoints before it are untouched: %s", self.problem)
 
     def _close(self) -> None:
-        self.profile.close()
-        if not self._together:
+        if not self.together:
             return  # closing would wait for the others
         try:
             self.checkpoints.close()
         except SaveError as e:
             log.warning("%s", e)
-
-    # ------------------------------------------------------------------------------------------- the end
-
-    @contextlib.contextmanager
-    def conduct(self, rescue: Callable[[], int]) -> Iterator["Outcome"]:
-        """Inside the context, a loop runs to its end or until the run is to stop. The state is saved either way.
-
-        Args:
-          rescue: saves the learned state, if that is not done yet; returns the step.
-
-        Returns:
-          A context that says, after it is left, whether the loop finished.
-
-        Raises:
-          UserError: raised by the loop.
-          PassingError: the last save failed, or the directory was removed or moved away.
-        """
-        outcome = Outcome()
-        with preemption.notices(self.control.ask), self.watchdog:
-            try:
-                try:
-                    yield outcome
-                except Stopped:
-                    outcome.finished = False
-                step = rescue()
-            except UserError as e:
-                self._gather(str(e))
-                if self._together:
-                    step = rescue()
-                    self.wait()
-                    if processes.is_first() and not isinstance(e, PassingError):
-                        reason = str(e).partition("\n")[0].removeprefix(f"{self.directory} ")
-                        self.record.failed(step, reason)
-                raise
-            self.wait()
-        self._together = True
-        if self._problem:
-            raise PassingError(
-                f"the last save failed: {self._problem}\n"
-                f"see to it and run the same command: it goes on from step {self.checkpoints.latest() or 0}"
-            )
-        if self._gone:
-            raise PassingError(
-                f"{self.directory} was removed or moved away during the run, with its metrics and samples\n"
-                f"the state of step {step} is saved there again, and the same command goes on from it"
-            )
-        if processes.is_first() and outcome.finished:
-            self.record.finished(step)
-        elif processes.is_first():
-            self.record.stopped(step, notice=self.control.reason, seconds=time.monotonic() - self.control.since)
-
-    def _gather(self, error: str) -> None:
-        """Finds out whether all processes have an error, since one process by itself cannot save."""
-        with contextlib.suppress(TimeoutError):
-            coordination.exchange(f"{self.control.place}/rescue", error[:300], seconds=RESCUE_S)
-            self._together = True
-
-
-def _hang(option: str, message: str) -> None:
-    """Called if a step takes far too long."""
-    if option == "stop":
-        peers.end(f"{message}; train.hang_policy=stop ends the run, which goes on from its last save")
-    log.warning("%s", message)
-
-
-@contextlib.contextmanager
-def enough_memory(done: Callable[[], int], remedies: str) -> Iterator[None]:
-    """Inside the context, memory that runs out is a `UserError` with the ``remedies``; ``done`` steps are finished."""
-    try:
-        yield
-    except (jax.errors.JaxRuntimeError, MemoryError) as e:
-        if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
-            raise
-        raise UserError(f"out of memory after step {done()}: {remedies}\n{' '.join(str(e).split())[:300]}") from e
 
 
 def newest_step(run_dir: epath.PathLike) -> int:
