@@ -23,7 +23,6 @@ from grpojax.models.experts import Observe, layer
 from grpojax.models.layers import (
     Block,
     HybridBlocks,
-    Layer,
     final_norm,
     kinds_of_layers,
     rope_tables,
@@ -333,22 +332,24 @@ def _run_layers(
     """
     tables = rope_tables(model.config, positions)
 
-    def finished(block: Layer, x: Array, mixed: Array) -> Array:
-        x = block.finish(x, mixed)
+    def placed(x: Array) -> Array:
         return constrain(x, compute.mesh, "shard", None, None) if pinned else x
 
     def attention_layer(x, weights_given):
         weights, (read, kind, chosen) = weights_given
         block = layer(weights, model.config, compute, one, kept=chosen)
         window = None if kind.windowed is None else att.Window(model.config.window, kind.windowed)
-        attended, kept = attend(*block.qkv(x, tables_of_layer(tables, kind)), read, window, block.logits)
-        x = finished(block, x, attended)
-        return x, (kept, None if observe is None or block.routing is None else observe(block.routing))
+
+        def of_layer(q, k, v, logits):
+            return attend(q, k, v, read, window, logits)
+
+        x, kept = block.forward(x, tables_of_layer(tables, kind), of_layer)
+        return placed(x), (kept, None if observe is None or block.routing is None else observe(block.routing))
 
     def delta_layer(x, weights_read):
         block = DeltaLayer(weights_read[0], model.config, compute, one)
-        mixed, kept = recur(block, block.project(x), weights_read[1])
-        return finished(block, x, mixed), kept
+        x, kept = block.mix(x, lambda projected: recur(block, projected, weights_read[1]))
+        return placed(x), kept
 
     bodies: dict[Kind, Any] = {"attention": attention_layer, "delta": delta_layer}
     bodies |= {"dense": attention_layer, "mixture": attention_layer}

@@ -13,7 +13,7 @@ float32, whatever the compute dtype is.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -240,6 +240,11 @@ class DeltaLayer(Layer):
         """The config's delta net."""
         return cast(DeltaNet, self.config.delta)
 
+    def mix(self, x: Array, recur: Callable[[Projected], tuple[Array, Any]]) -> tuple[Array, Any]:
+        """`Layer.forward` with a delta net: ``recur(projected) -> (output, kept)`` in place of attention."""
+        mixed, kept = recur(self.project(x))
+        return self.finish(x, mixed), kept
+
     def project(self, x: Array) -> Projected:
         """The layer's products with ``x [..., D]``. Those for decay and rate are float32, since errors of the decay add
         up over tokens."""
@@ -314,14 +319,13 @@ class DeltaLayer(Layer):
         out, _ = self._mixed(x, apart.segments > 0, at, jnp.ones_like(at), _for_all(before, x))
         return apart.put(out)
 
-    def advance(self, x: Array, states: States) -> tuple[Array, States]:
-        """`finish` for the newest token ``x [R, S, D]`` of each slot, and the slots' next states."""
+    def of_token(self, x: Projected, states: States) -> tuple[Array, States]:
+        """Outputs of the newest token ``[R, S]`` of each slot, and the slots' next states."""
         with jax.named_scope("delta_step"):
-            made = self.project(x)
-            read = jnp.concatenate([states.inputs, made.inputs[..., None, :]], -2)
+            read = jnp.concatenate([states.inputs, x.inputs[..., None, :]], -2)
             mixed = jax.nn.silu((read.astype(jnp.float32) * self._taps()[:, 0].T).sum(-2))
-            out, matrices = advance(self._tokens(mixed, made.decay, made.rate), states.matrices)
-        return self.finish(x, out), States(matrices, read[..., 1:, :])
+            out, matrices = advance(self._tokens(mixed, x.decay, x.rate), states.matrices)
+        return out, States(matrices, read[..., 1:, :])
 
     def _output(self, attended: Array) -> Array:
         gate, scale = cast(Array, self.gate), cast(Array, self.w["delta_norm"])

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -279,6 +279,7 @@ class TransposedKernel(NamedTuple):
         return jax.lax.optimization_barrier(y).T  # without it the compiler makes the kernel the second factor again
 
 
+Attend = Callable[[Array, Array, Array, Logits | None], tuple[Array, Any]]
 _GATES = {"silu": gated, "gelu_tanh": gelu_gated}
 _MLP_TOKENS = 1024  # tokens of a shard that the MLP takes at once if memory is short (`Compute.lean`)
 
@@ -354,6 +355,22 @@ class Layer:
         if self.config.plain_logits:
             return None
         return Logits(self.config.attention_cap, cast(Array, self.w["sinks"]) if self.config.sinks else None)
+
+    def forward(self, x: Array, tables: tuple[Array, ...], attend: Attend) -> tuple[Array, Any]:
+        """The layer on tokens ``x [..., D]``. Prompts, rows, and tokens on a cache go through it; they differ in
+        ``attend``.
+
+        Args:
+          x: the residual stream.
+          tables: of the tokens' positions (`tables_of_layer`).
+          attend: ``(q, k, v, logits) -> (attended, kept)``, with queries ``[..., H, d]``, keys and values
+            ``[..., Hkv, d]``, and what happens to the logits.
+
+        Returns:
+          ``(x, kept)``: the stream after the layer, and what ``attend`` wants kept, such as keys and values.
+        """
+        attended, kept = attend(*self.qkv(x, tables), self.logits)
+        return self.finish(x, attended), kept
 
     def qkv(self, x: Array, tables: tuple[Array, ...]) -> tuple[Array, Array, Array]:
         """Computes rotated q ``[..., H, d]`` and k, and v ``[..., Hkv, d]``, from ``x [..., D]``."""

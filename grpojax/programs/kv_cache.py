@@ -239,26 +239,99 @@ def insert(
 # ------------------------------------------------------------------------------- caches that more text is added to
 
 
-def rewrite(
-    body: Callable[..., Any],
-    x: Any,
-    layers: Any,
-    caches: Sequence[Any],
-    *,
-    slots: int,
-    ring: Ring,
-    compute: Compute,
-) -> tuple[Any, tuple[Any, Any]]:
-    """Runs ``body(x, layer, (keys, values)) -> (x, (keys, values))`` layer by layer, and gives ``(x, caches)``.
+# ------------------------------------------------------------------------------------------------------- layers
 
-    The body gets all keys and values of a layer in one layout for all platforms, ``[R, S, Hkv, T, d]``. Only one layer
-    is in this layout at a time, and the caches are updated in place.
+
+Put = Callable[..., tuple[Any, Any]]  # changes the caches of a layer; `one_token` and `whole_layer` make some
+
+
+def over_layers(
+    body: Callable[..., Any], x: Any, layers: Any, caches: Sequence[Any], put: Put, compute: Compute
+) -> tuple[Any, Sequence[Any], Any]:
+    """Runs ``body(x, layer, write) -> (x, kept)`` layer by layer, in a loop unless ``layers`` is a list.
+
+    ``write(...)`` changes the layer's caches by ``put``, and returns what `put` says. Reads come after the write, so
+    that caches are updated in place. In a list there may be layers that have no cache and do not write.
 
     Args:
       body: what to do with a layer.
       x: what goes from layer to layer.
-      layers: what belongs to each layer, a list where the platform's loop is unrolled (`unrolls`), or else stacked.
+      layers: what belongs to each layer.
       caches: keys and values (`empty`).
+      put: ``(caches, i, ...) -> (caches, result)``: of layer ``i`` in the caches of all layers; None if they are of
+        this layer alone.
+      compute: has the platform.
+
+    Returns:
+      ``(x, caches, kept)``, with what each layer kept stacked.
+    """
+    if isinstance(layers, list):
+        write_next, updated = _writer(caches, put, compute)
+        every = []
+        for layer in layers:
+            x, kept = body(x, layer, write_next)
+            every += [] if kept is None else [kept]
+        return x, updated(), jax.tree.map(lambda *layers: jnp.stack(layers), *every) if every else None
+
+    def step(carry, i_layer):
+        (x, caches), (i, layer) = carry, i_layer
+
+        def write(*given):
+            nonlocal caches
+            caches, result = put(caches, i, *given)
+            return result
+
+        x, kept = body(x, layer, write)
+        return (x, caches), kept
+
+    n = jax.tree.leaves(caches)[0].shape[0]
+    (x, caches), kept = jax.lax.scan(step, (x, list(caches)), (jnp.arange(n), layers))
+    return x, caches, kept
+
+
+def _writer(
+    caches: Sequence[Any], put: Put, compute: Compute
+) -> tuple[Callable[..., Any], Callable[[], Sequence[Any]]]:
+    """``write(...)``, which each layer with a cache calls in its turn, and what returns the caches after that."""
+    if unrolls(compute):
+        own, updated = zip(*caches, strict=True), []
+
+        def write(*given):
+            new, result = put(next(own), None, *given)
+            updated.append(new)
+            return result
+
+        return write, lambda: [list(column) for column in zip(*updated, strict=True)]
+    stacked, numbers = [list(caches)], itertools.count()
+
+    def write_stacked(*given):
+        stacked[0], result = put(stacked[0], next(numbers), *given)
+        return result
+
+    return write_stacked, lambda: stacked[0]
+
+
+def one_token(position: Scalar, compute: Compute, writes: Array | None = None) -> Put:
+    """``write(k, v)`` puts a token's keys and values into the layer's caches at ``position``, and returns the `Cached`
+    that `decode_attention` reads. Only the slots ``writes [R, S]`` bool are written; None writes all."""
+    axes = (-2 if compute.on_gpu else -1, -2)
+
+    def put(caches: Any, i: Any, k: Any, v: Any) -> tuple[Any, Cached]:
+        if i is None:
+            new = _put(caches, (k, v), axes, position, writes)
+            return new, Cached(*new)
+        new = _put_stacked(caches, k, v, position, i if isinstance(i, jax.Array) else jnp.int32(i), writes)
+        return new, Cached(new[0], new[1], i)
+
+    return put
+
+
+def whole_layer(slots: int, ring: Ring, compute: Compute) -> Put:
+    """``write(change)`` replaces all keys and values of a layer by ``change(keys, values)``, and returns these.
+
+    They have one layout for all platforms, ``[R, S, Hkv, T, d]``. Only one layer is in this layout at a time.
+
+    Args:
       slots: number of slots of a row.
       ring: ring of the caches.
       compute: has the platform.
@@ -281,89 +354,16 @@ def rewrite(
         cache = cache.swapaxes(-1, -2) if across else cache
         return cache.reshape(*cache.shape[:2], -1, *cache.shape[4:])
 
-    def run(x: Any, layer: Any, own: Sequence[Any]) -> tuple[Any, list[Any]]:
-        x, new = body(x, layer, tuple(map(whole, own, across)))
-        return x, list(map(cut, new, across))
+    def put(caches: Any, i: Any, change: Callable[[Array, Array], tuple[Array, Array]]) -> tuple[Any, Any]:
+        own = caches if i is None else [jax.lax.dynamic_index_in_dim(c, i, keepdims=False) for c in caches]
+        made = change(*map(whole, own, across))
+        new = list(map(cut, made, across))
+        if i is None:
+            return new, made
+        placed = functools.partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=0)
+        return [placed(c, n) for c, n in zip(caches, new, strict=True)], made
 
-    if listed:
-        done = []
-        for layer, *own in zip(layers, *caches, strict=True):
-            x, new = run(x, layer, own)
-            done.append(new)
-        return x, ([k for k, _ in done], [v for _, v in done])
-
-    def step(carry: Any, i_layer: Any) -> tuple[Any, None]:
-        (x, caches), (i, layer) = carry, i_layer
-        x, new = run(x, layer, [jax.lax.dynamic_index_in_dim(c, i, keepdims=False) for c in caches])
-        put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=0)
-        return (x, tuple(put(c, n) for c, n in zip(caches, new, strict=True))), None
-
-    return jax.lax.scan(step, (x, tuple(caches)), (jnp.arange(len(caches[0])), layers))[0]
-
-
-# ------------------------------------------------------------------------------------------------------- layers
-
-
-def over_layers(
-    body: Callable[..., Any],
-    x: Array,
-    layers: Any,
-    caches: Sequence[Any],
-    position: Scalar,
-    compute: Compute,
-    writes: Array | None = None,
-) -> tuple[Array, Sequence[Any], Any]:
-    """Runs ``body(x, layer, write) -> (x, kept)`` layer by layer, in a loop unless ``layers`` is a list.
-
-    ``write(k, v)`` puts a token's keys and values into the layer's caches at ``position``, and returns what
-    `decode_attention` reads. Reads come after the write, so that caches are updated in place. In a list there may be
-    layers that have no cache and do not write. Only the slots ``writes [R, S]`` bool are written; None writes all.
-    Returns ``(x, caches, kept)``, with what each layer kept stacked.
-    """
-    if isinstance(layers, list):
-        write_next, updated = _writer(caches, position, compute, writes)
-        every = []
-        for layer in layers:
-            x, kept = body(x, layer, write_next)
-            every += [] if kept is None else [kept]
-        return x, updated(), jax.tree.map(lambda *layers: jnp.stack(layers), *every) if every else None
-
-    def step(carry, i_layer):
-        (x, caches), (i, layer) = carry, i_layer
-
-        def write(k, v):
-            nonlocal caches
-            caches = _put_stacked(caches, k, v, position, i, writes)
-            return Cached(caches[0], caches[1], i)
-
-        x, kept = body(x, layer, write)
-        return (x, caches), kept
-
-    n = jax.tree.leaves(caches)[0].shape[0]
-    (x, caches), kept = jax.lax.scan(step, (x, list(caches)), (jnp.arange(n), layers))
-    return x, caches, kept
-
-
-def _writer(
-    caches: Sequence[Any], position: Scalar, compute: Compute, writes: Array | None
-) -> tuple[Callable[[Any, Any], "Cached"], Callable[[], Sequence[Any]]]:
-    """``write(k, v)``, which each layer with a cache calls in its turn, and what returns the caches after that."""
-    if unrolls(compute):
-        own, updated, axes = zip(*caches, strict=True), [], (-2 if compute.on_gpu else -1, -2)
-
-        def write(k, v):
-            updated.append(_put(next(own), (k, v), axes, position, writes))
-            return Cached(*updated[-1])
-
-        return write, lambda: [list(column) for column in zip(*updated, strict=True)]
-    stacked, numbers = [list(caches)], itertools.count()
-
-    def write_stacked(k, v):
-        i = next(numbers)
-        stacked[0] = _put_stacked(stacked[0], k, v, position, jnp.int32(i), writes)
-        return Cached(stacked[0][0], stacked[0][1], i)
-
-    return write_stacked, lambda: stacked[0]
+    return put
 
 
 def _axes(new: quantised.Matrix, axis: int) -> Any:

@@ -471,11 +471,13 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
         return seen.within(jnp.where(kind.windowed, c.window, FAR), known.lengths)
 
     def attends(one, x, prompt, kind, write):
-        q, k, v = one.qkv(x, tables_of_layer(tables, kind))
-        cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
-        grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
-        o = kv_cache.decode_attention(grouped, cached, prompt, prompt_mask, within(kind), compute, one.logits)
-        x = one.finish(x, o.astype(x.dtype))
+        def attend(q, k, v, logits):
+            cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
+            grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
+            o = kv_cache.decode_attention(grouped, cached, prompt, prompt_mask, within(kind), compute, logits)
+            return o.astype(x.dtype), None
+
+        x, _ = one.forward(x, tables_of_layer(tables, kind), attend)
         return x, None if one.routing is None or not config.router_replay else experts.kept_choices(one.routing)
 
     def body(x, layer, write):
@@ -491,7 +493,8 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
             one = dec.layer(weights, c, compute, separately=compute.on_gpu)
             return attends(one, x, next(prompts), LayerKind(), write)
         one = DeltaLayer(weights, c, compute, separately=compute.on_gpu)
-        x, new = one.advance(x, delta_net.started(*next(states), slots.count == 1))
+        before = delta_net.started(*next(states), slots.count == 1)
+        x, new = one.mix(x, lambda projected: one.of_token(projected, before))
         delta.append(new)
         return x, None
 
@@ -504,8 +507,8 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
             of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
             layers = list(zip(constants.blocks, constants.prompt_kv, of_layer, strict=True))
     writes = None if constants.limits is None else slots.active
-    caches = s.keys, s.values
-    x, (keys, values), chosen = kv_cache.over_layers(body, x, layers, caches, position, compute, writes)
+    put = kv_cache.one_token(position, compute, writes)
+    x, (keys, values), chosen = kv_cache.over_layers(body, x, layers, (s.keys, s.values), put, compute)
 
     with jax.named_scope("draw"):
         x = final_norm(x, model.norm[...], c)

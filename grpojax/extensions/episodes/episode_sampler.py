@@ -192,11 +192,14 @@ def _read(constants: DecodeConstants, paused: Paused, out: Rollout, counts: Samp
     def more(n: Scalar, caches: tuple[Any, Any]) -> tuple[Any, Any]:
         return _read_chunk(constants, chunk_at(n), caches)
 
+    def move_layer(x: Any, _: Any, write: Any) -> tuple[Any, None]:
+        write(lambda *kv: tuple(map(move, kv)))
+        return x, None
+
     layers = [None] * len(paused.keys) if kv_cache.unrolls(compute) else None
-    how = {"slots": slots, "ring": ring, "compute": compute}
-    caches = paused.keys, paused.values
-    _, caches = kv_cache.rewrite(lambda x, _, kv: (x, tuple(map(move, kv))), (), layers, caches, **how)
-    return jax.lax.fori_loop(0, -(-counts.max() // CHUNK), more, caches)
+    put, caches = kv_cache.whole_layer(slots, ring, compute), (paused.keys, paused.values)
+    _, caches, _ = kv_cache.over_layers(move_layer, (), layers, caches, put, compute)
+    return jax.lax.fori_loop(0, -(-counts.max() // CHUNK), more, tuple(caches))
 
 
 def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -224,21 +227,25 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
         window = jnp.where(kind.windowed, c.window, FAR)
         return in_prompt[:, None, None] & (prompt_age < window), seen & (chunk.age < window)
 
-    def layer(x: Array, of_layer: Any, cache: tuple[Array, Array]) -> tuple[Array, Any]:
+    def layer(x: Array, of_layer: Any, write: Any) -> tuple[Array, None]:
         weights, prompt, kind = of_layer
         one = dec.layer(weights, c, compute, separately=compute.on_gpu)
-        q, k, v = one.qkv(x, tables_of_layer(tables, kind))
-        keys, values = put(cache[0], k), put(cache[1], v)
-        grouped = q.reshape(rows, slots, size, k.shape[2], -1, c.head_dim)
-        o = _attend(grouped, prompt, (keys, values), masks(kind), one.logits or Logits(), compute.mesh)
-        return one.finish(x, o.reshape(*x.shape[:-1], -1).astype(x.dtype)), (keys, values)
+
+        def attend(q, k, v, logits):
+            cache = write(lambda keys, values: (put(keys, k), put(values, v)))
+            grouped = q.reshape(rows, slots, size, k.shape[2], -1, c.head_dim)
+            o = _attend(grouped, prompt, cache, masks(kind), logits or Logits(), compute.mesh)
+            return o.reshape(*x.shape[:-1], -1).astype(x.dtype), None
+
+        return one.forward(x, tables_of_layer(tables, kind), attend)
 
     kinds = kinds_of_layers(c)
     layers: Any = constants.blocks, constants.prompt_kv, kinds
     if kv_cache.unrolls(compute):
         of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
         layers = list(zip(*layers[:2], of_layer, strict=True))
-    return kv_cache.rewrite(layer, x, layers, caches, slots=slots, ring=constants.ring, compute=compute)[1]
+    whole = kv_cache.whole_layer(slots, constants.ring, compute)
+    return tuple(kv_cache.over_layers(layer, x, layers, caches, whole, compute)[1])
 
 
 def _attend(
