@@ -16,5 +16,5 @@ Each may import from those above it.
 - `data`: problems from files to padded prompts;  `rewards`: judges, in worker processes where they may hang
 - `programs`: what is jitted (sampler, update, scoring) and the state and rows that it works on
 - `evaluation`: held-out problems, estimates and tests;  `records`: what a run keeps on disk
-- `run`: the recipe, and the loop that trains by it;  `tools`: the command line
+- `run`: the recipe, and what a run is made of;  `train`: its step and its loop;  `cli`: the command line
 """

@@ -6,10 +6,9 @@ reads, and ``micro`` is a micro-batch. Losses and metrics that are bare arrays a
 that is done. An optimiser whose learning rate follows a schedule over the run reads it. A loss of `Rows` finds
 the sum of all loss weights of the update in ``frozen[TOTAL_WEIGHT]``, for a term that is a mean over its tokens.
 
-There are two ways to compute the same gradient. `_accumulate` takes one micro-batch after the other, whose rows come
-with their prompts. `_over_readings` takes rows in blocks: a *reading* is one forward of some prompts, a *block* is a
-fixed number of rows that continue these prompts, and the blocks that hold a token are *taken*.
-`grpojax.programs.blocks.pack` chooses between the two for each batch, by the lengths of its samples.
+Rows come in blocks. A *reading* is one forward of some prompts, a *block* is a fixed number of rows that continue these
+prompts, and the blocks that hold a token are *taken*. Where a reading has one block, both are one stream of tokens, a
+micro-batch. `grpojax.programs.blocks.pack` chooses the blocks of each batch, by the lengths of its samples.
 """
 
 import dataclasses
@@ -144,29 +143,19 @@ def _update(learns: Learns, state: TrainState, frozen: Any, parts: Any) -> tuple
 
 
 def _accumulate(learns: Learns, params: Any, frozen: Any, parts: Any) -> tuple[Any, Metrics]:
-    """Gradient and metrics, summed over the micro-batches, or over the blocks that are taken."""
+    """Gradient and metrics, summed over the micro-batches or blocks that are taken.
+
+    Where several blocks continue the prompts of a reading, these run forward once, and backward once, with the
+    gradients of their keys and values summed over the blocks.
+    """
+    per_reading = blocks.after_reading(parts) if isinstance(parts, Rows) else 1
+    count = jax.tree.leaves(parts)[0].shape[0]
     if isinstance(parts, Rows) and "weights" in parts.arrays:
         frozen = {**(frozen or {}), TOTAL_WEIGHT: parts.arrays["weights"].sum()}
-    if isinstance(parts, Rows) and blocks.after_reading(parts) > 1:
-        return _over_readings(learns, params, frozen, parts)
     grad = jax.grad(learns.loss, has_aux=True)
-    first = jax.tree.map(lambda x: x[0], parts)
-    count = jax.tree.leaves(parts)[0].shape[0]
-    if count == 1:
-        return grad(params, frozen, first)
 
-    def add(i: Any, total: Any) -> Any:
-        return _added(total, grad(params, frozen, jax.tree.map(lambda x: x[i], parts)))
-
-    nothing = _nothing(jax.eval_shape(lambda: grad(params, frozen, first)))
-    return jax.lax.fori_loop(0, blocks.taken(parts) if isinstance(parts, Rows) else count, add, nothing)
-
-
-def _over_readings(learns: Learns, params: Any, frozen: Any, parts: Rows) -> tuple[Any, Metrics]:
-    """`_accumulate` for blocks that continue the prompts of a reading. The prompts run forward once, and backward once,
-    with the gradients of their keys and values summed over all blocks."""
-    assert learns.read is not None
-    count, n = len(parts.prompts), blocks.after_reading(parts)
+    def of_part(m: Any) -> tuple[Any, Metrics]:
+        return grad(params, frozen, jax.tree.map(lambda x: x[m], parts))
 
     def of_block(mine: Rows, i: Any, read: Any) -> tuple[Any, Metrics]:
         def loss(both: Any) -> tuple[Scalar, Metrics]:
@@ -175,9 +164,12 @@ def _over_readings(learns: Learns, params: Any, frozen: Any, parts: Rows) -> tup
         return jax.grad(loss, has_aux=True)((params, read))
 
     def prompts(mine: Rows, params: Any) -> Any:
+        assert learns.read is not None, "its rows come in blocks"
         return learns.read(params, frozen, blocks.block(mine, 0).bare)
 
     def of_reading(c: Any, total: Any) -> Any:
+        if per_reading == 1:
+            return _added(total, of_part(c))
         mine = blocks.reading(parts, c)
         read, back = jax.vjp(functools.partial(prompts, mine), params)
 
@@ -185,16 +177,21 @@ def _over_readings(learns: Learns, params: Any, frozen: Any, parts: Rows) -> tup
             return _added(total, of_block(mine, i, read))
 
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), read)
-        (grads, sums), metrics = blocks.loop(n, blocks.taken(mine), add, ((total[0], sums), total[1]))
+        (grads, sums), metrics = blocks.loop(per_reading, blocks.taken(mine), add, ((total[0], sums), total[1]))
         (more,) = back(jax.tree.map(lambda s, x: s.astype(x.dtype), sums, read))
         return jax.tree.map(jnp.add, grads, more), metrics
 
     def first() -> tuple[Any, Metrics]:
+        if per_reading == 1:
+            return of_part(0)
         mine = blocks.reading(parts, 0)
         (grads, _), metrics = of_block(mine, 0, prompts(mine, params))
         return grads, metrics
 
-    return blocks.loop(count, blocks.readings(parts), of_reading, _nothing(jax.eval_shape(first)))
+    if count == per_reading == 1:
+        return first()
+    taken = blocks.readings(parts) if isinstance(parts, Rows) else count
+    return blocks.loop(count, taken, of_reading, _nothing(jax.eval_shape(first)))
 
 
 def _added(total: tuple[Any, Metrics], more: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
