@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from grpojax.programs import blocks, packing
+from grpojax.programs import packing
 from grpojax.types import Rollout, pytree
 
 
@@ -19,11 +19,11 @@ class Flat:
     prompt_choices: Any = None
 
 
-def pack(batch, by=packing.pack, **how):
+def pack(batch, by=packing.pack_groups, **how):
     of_prompts = None if batch.prompt_choices is None else batch.prompt_choices[:, None]
     samples = Rollout(tokens=batch.tokens, lengths=batch.lengths, choices=batch.choices, prompt_choices=of_prompts)
     return by(batch.prompts, samples, batch.arrays, **how)
 
 
 def pack_blocks(batch, **how):
-    return pack(batch, blocks.pack, **how)
+    return pack(batch, packing.pack, **how)

@@ -1,11 +1,12 @@
 """Lays ragged groups out in the rows that a forward runs on, and takes results back; numpy on the host.
 
-The updates of a run that samples are laid out by `grpojax.programs.blocks`, which cuts a batch into blocks and fills
-their rows with `first_fit` and `lay_out` of this module. `pack` here has another rule, for supervised runs and late
-signals: completions of a prompt share rows, and rows have one of three shapes.
+`pack` is for the updates and scores of a run that samples: it deals completions out to blocks of equal shape, of which
+a program takes only as many as hold a token (`grpojax.programs.blocks`). `pack_groups` keeps groups whole. Both choose
+which completions share a row by `first_fit`, and fill the rows by `lay_out`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -129,6 +130,192 @@ def cut(per_shard: int, group: int, microbatches: int) -> _Cut:
     )
 
 
+# ------------------------------------------------------------------------------------------- blocks
+
+# The most completions in a row with gather indices. Each further one costs the attention of a quarter of a row.
+GATHERED = 8
+LEAST = {"cpu": 256, "tpu": 4096}  # positions of a shard: a block with fewer takes just as long
+OVERHEAD = 1 / 16  # cost of adding a block's gradient, as a share of LEAST
+
+
+class Block(NamedTuple):
+    """The shape of a shard's blocks: how many prompts are read at once, how many readings there are, the rows of a
+    block, how many blocks may follow each reading, and whether completions share rows."""
+
+    prompts: int
+    reads: int
+    rows: int
+    count: int
+    shared: bool
+
+    def cost(self, most: int, longest: int, least: int, readings: int, taken: int) -> float:
+        """Cost of ``readings`` readings, followed by ``taken`` blocks in all, in positions of a shard."""
+        prompts, rows = self.prompts * longest, self.rows * most
+        if self.count == 1:
+            return readings * (max(prompts + rows, least) + OVERHEAD * least)
+        return readings * max(prompts, least) + taken * (max(rows, least) + OVERHEAD * least)
+
+
+@functools.lru_cache(maxsize=64)
+def sizes(
+    prompts: int, group: int, most: int, longest: int, *, microbatches: int = 1, least: int = 1, gaps: bool = False
+) -> list[Block]:
+    """The blocks that a run's batches use: one for groups of full length and, if it saves anything, a smaller one.
+
+    A smaller block, together with the prompts before it, must not be larger than a micro-batch. Of the blocks that fit,
+    the one with the least cost for a shard is chosen. The cost is a mean over groups that fill from one to all of their
+    rows, and with ``gaps`` also over the number of groups.
+
+    Args:
+      prompts: prompts of a shard.
+      group: samples of each prompt.
+      most: tokens of the longest sample.
+      longest: tokens of the longest prompt.
+      microbatches: number of parts that an update takes one after the other at full length.
+      least: positions of a block below which it does not get faster.
+      gaps: any number of groups may have no samples (``train.skip_zero_advantage``).
+
+    Raises:
+      UserError: prompts and groups do not divide into the micro-batches.
+
+    Example:
+      >>> for block in sizes(16, 8, 40, 48, least=512):
+      ...     print(*block)
+      16 1 128 1 False
+      16 1 18 8 True
+    """
+    whole = cut(prompts, group, microbatches)
+    full = Block(whole.prompts, microbatches, whole.prompts * whole.samples, 1, shared=False)
+    room = full.prompts * longest + full.rows * most
+    there = _some(1, prompts, 4) if gaps else [prompts]
+
+    def mean(block: Block) -> float:
+        costs = []
+        for n in there:
+            readings = -(-n // block.prompts) if block.shared else block.reads
+            for rows in _some(1, min(block.prompts, n) * group, 48):
+                costs.append(block.cost(most, longest, least, readings, readings * -(-rows // block.rows)))
+        return float(np.mean(costs))
+
+    best, cost = full, 0.95 * mean(full)
+    for at_once in _some(1, prompts, 12)[::-1]:
+        for rows in _some(1, min(full.rows, (room - at_once * longest) // most), 24):
+            block = Block(at_once, -(-prompts // at_once), rows, -(-at_once * group // rows), shared=True)
+            if (it := mean(block)) < cost:
+                best, cost = block, it
+    return [full] if best is full else [full, best]
+
+
+def _some(first: int, last: int, most: int) -> list[int]:
+    """All numbers from ``first`` to ``last``, or ``most`` evenly spaced ones if there are more."""
+    return np.unique(np.linspace(first, last, min(most, max(0, last - first + 1))).round().astype(int)).tolist()
+
+
+def pack(
+    prompts: Prompts,
+    samples: Rollout,
+    arrays: Mapping[str, Tokens] = NONE,
+    *,
+    shards: int = 1,
+    microbatches: int = 1,
+    gather: bool = False,
+    least: int = 1,
+    gaps: bool = False,
+) -> tuple[Rows, Layout]:
+    """Lays samples out in the cheapest blocks of rows (`sizes`), for the updates and scores of a run that samples.
+
+    If nearly all of a batch is filled, prompts and rows are one stream of tokens, with one completion a row. Otherwise
+    completions share rows, the longest first, and blocks follow a reading of their prompts. A run needs only these two
+    programs; the lengths of a batch decide which of them it takes.
+
+    Args:
+      prompts, samples, arrays, shards, microbatches, gather: as in `pack_groups`.
+      least, gaps: as in `sizes`.
+
+    Returns:
+      The rows ``[C M, B, ...]`` with prompts ``[C, B, ...]``, and the `Layout`. There are C readings, and M is
+      the most blocks that may follow a reading.
+    """
+    full, *smaller = sizes_of(prompts, samples, shards=shards, microbatches=microbatches, least=least, gaps=gaps)
+    lengths = np.asarray(samples.lengths)
+    most, longest = np.asarray(samples.tokens).shape[2], np.asarray(prompts.tokens).shape[1]
+    whole = full.cost(most, longest, least, full.reads, full.reads)
+    for block in smaller:
+        dealt = [_deal(lengths, mine, most=most, block=block, gather=gather) for mine in _even(lengths.sum(1), shards)]
+        taken = [max(map(len, after)) for after in zip(*(of_shard.blocks for of_shard in dealt), strict=True)]
+        reads = max((c for c, n in enumerate(taken, 1) if n), default=1)
+        if block.cost(most, longest, least, reads, sum(taken)) <= 0.95 * whole:
+            parts = [_parts(of_shard, block) for of_shard in dealt]
+            places = _gathered(block, lengths.shape[1]) if gather else 0
+            assigned = [*zip(*parts, strict=True)]
+            shape = block.rows, most
+            return lay_out(prompts, samples, arrays, assigned, shape, gather=places, blocks=block.count)
+    return pack_groups(prompts, samples, arrays, shards=shards, microbatches=microbatches, full=True)
+
+
+def sizes_of(
+    prompts: Prompts, samples: Rollout, *, shards: int, microbatches: int, least: int, gaps: bool = False
+) -> list[Block]:
+    """`sizes` for samples ``[P, G, T]``; arguments as in `pack`."""
+    (n, group, most), longest = np.asarray(samples.tokens).shape, np.asarray(prompts.tokens).shape[1]
+    return sizes(n // shards, group, most, longest, microbatches=microbatches, least=least, gaps=gaps)
+
+
+def _even(tokens: np.ndarray, shards: int) -> np.ndarray:
+    """Numbers of the prompts of each shard, ``[shards, P / shards]``.
+
+    Prompts are assigned in the order of their tokens, the most first. Each goes to the shard with the fewest tokens so
+    far, so that all shards have about the same work."""
+    mine: list[list[int]] = [[] for _ in range(shards)]
+    load = [0] * shards
+    for p in np.argsort(-tokens, kind="stable").tolist():
+        free = [shard for shard in range(shards) if len(mine[shard]) < len(tokens) // shards]
+        shard = min(free, key=load.__getitem__)
+        mine[shard].append(p)
+        load[shard] += int(tokens[p])
+    return np.sort(mine, axis=1)
+
+
+class _Dealt(NamedTuple):
+    """A shard's prompts for each reading, and the blocks of rows after each reading."""
+
+    prompts: list[np.ndarray]
+    blocks: list[list[list[list[Completion]]]]
+
+
+def _deal(lengths: np.ndarray, prompts: np.ndarray, *, most: int, block: Block, gather: bool) -> _Dealt:
+    """Assigns a shard's completions to rows and blocks. Prompts without a sample come last. With gather indices a row
+    may hold completions of several prompts."""
+    order = prompts[np.argsort(~lengths[prompts].any(1), kind="stable")]
+    dealt = _Dealt([], [])
+    for c in range(block.reads):
+        mine = order[c * block.prompts : (c + 1) * block.prompts]
+        groups = [[Completion(k, int(p), int(g)) for g in np.flatnonzero(lengths[p])] for k, p in enumerate(mine)]
+        rows = []
+        for some in [sum(groups, [])] if gather else groups:
+            sizes = [int(lengths[x.prompt, x.sample]) for x in some]
+            rows += [[some[i] for i in b] for b in first_fit(sizes, most, GATHERED if gather else None)]
+        dealt.prompts.append(np.resize(mine if len(mine) else order, block.prompts))
+        dealt.blocks.append([rows[at : at + block.rows] for at in range(0, len(rows), block.rows)])
+    return dealt
+
+
+def _gathered(block: Block, group: int) -> int:
+    return min(block.prompts * group, GATHERED * block.rows)
+
+
+def _parts(dealt: _Dealt, block: Block) -> list[ShardRows]:
+    """A shard's blocks, padded with empty ones to ``block.count`` for each reading."""
+    return [
+        ShardRows(prompts, blocks[m] if m < len(blocks) else [])
+        for prompts, blocks in zip(*dealt, strict=True)
+        for m in range(block.count)
+    ]
+
+
+# ------------------------------------------------------------------------------------ whole groups
+
+
 def _assign(lengths: np.ndarray, size: int, cut: _Cut, shard: int, m: int) -> ShardRows:
     """One shard's part of one micro-batch."""
     rows: list[list[Completion]] = []
@@ -176,7 +363,7 @@ def gather_sizes(completions: int, rows: int, positions: int) -> list[tuple[int,
     return [(n, positions // part) for n, part in zip(counts, (1, 2, 4), strict=True) if n and positions >= part]
 
 
-def pack(
+def pack_groups(
     prompts: Prompts,
     samples: Rollout,
     arrays: Mapping[str, Tokens] = NONE,
@@ -186,11 +373,11 @@ def pack(
     gather: bool = False,
     full: bool = False,
 ) -> tuple[Rows, Layout]:
-    """Lays samples out in rows. The micro-batch of a prompt does not depend on lengths.
+    """Lays samples out in rows, with whole groups in a micro-batch: which one does not depend on lengths.
 
+    This is for losses and signals that need a group's samples at once: pairs of answers, influences between samples.
     Rows have the smallest of three sizes that holds the samples: a quarter of the positions that completions of the
-    greatest length would need, half of them, or all of them with one row for each completion. Supervised runs and late
-    signals use these rows. The updates of a run that samples use `grpojax.programs.blocks`.
+    greatest length would need, half of them, or all of them with one row for each completion.
 
     Args:
       prompts, samples: numpy arrays, already `grpojax.programs.batch_shards.spread` over the shards.

@@ -8,7 +8,7 @@ the sum of all loss weights of the update in ``frozen[TOTAL_WEIGHT]``, for a ter
 
 Rows come in blocks. A *reading* is one forward of some prompts, a *block* is a fixed number of rows that continue these
 prompts, and the blocks that hold a token are *taken*. Where a reading has one block, both are one stream of tokens, a
-micro-batch. `grpojax.programs.blocks.pack` chooses the blocks of each batch, by the lengths of its samples.
+micro-batch. `grpojax.programs.packing.pack` chooses the blocks of each batch, by the lengths of its samples.
 """
 
 import dataclasses

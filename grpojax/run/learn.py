@@ -16,7 +16,7 @@ from grpojax import data
 from grpojax import losses as L
 from grpojax.device import ROWS
 from grpojax.host.on_host import on_host
-from grpojax.programs import batch_shards, blocks, policy_state
+from grpojax.programs import batch_shards, packing, policy_state
 from grpojax.programs.policy_update import ARRAYS
 from grpojax.run import step_metrics, weighing
 from grpojax.run.batch import Batch
@@ -100,7 +100,7 @@ def lay_out(setup: Setup, batch: Batch, places: PerPrompt, lengths: Samples) -> 
     prompts, group = batch_shards.spread(prompts, lengths.shape[1], policy.shards)
     arrays = _known(setup, rollout)
     known = {name: _spread(x[places], prompts, group) for name, x in arrays.items()}
-    rows, layout = blocks.pack(
+    rows, layout = packing.pack(
         prompts,
         _samples(rollout, places, lengths, prompts, group),
         known,

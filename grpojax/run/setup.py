@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from grpojax import losses as L
-from grpojax.programs import blocks, policy_state
+from grpojax.programs import packing, policy_state
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, bound
 from grpojax.run.method import Method
@@ -60,8 +60,8 @@ class Setup:
 
     @property
     def least_block(self) -> int:
-        """Number of positions below which a smaller block of rows is not faster (`grpojax.programs.blocks.sizes`)."""
-        return blocks.LEAST.get(self.policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
+        """Number of positions below which a smaller block of rows is not faster (`grpojax.programs.packing.sizes`)."""
+        return packing.LEAST.get(self.policy.compute.platform or jax.default_backend(), packing.LEAST["tpu"])
 
     def learns_alone(self, number: int) -> bool:
         """Whether only the second network learns in a step, and the policy does not change."""

@@ -13,7 +13,7 @@ from oracles import close
 from programs_examples import L_PROMPT, check_gather, example
 
 from grpojax.host.errors import UserError
-from grpojax.programs import blocks
+from grpojax.programs import blocks, packing
 
 # P, G, T, shards, micro-batches, least; in the last but one a micro-batch holds a part of a group.
 SIZES = [
@@ -31,7 +31,7 @@ def check(batch, shards, microbatches, gather, least, gaps=False):
     packed, layout = flat_batches.pack_blocks(batch, gather=gather, **how)
     (n, group, size), shape = batch.tokens.shape, packed.tokens.shape
     block = next(
-        b for b in blocks.sizes_of(batch.prompts, batch, **how) if (b.reads * b.count, b.rows) == (shape[0], shape[2])
+        b for b in packing.sizes_of(batch.prompts, batch, **how) if (b.reads * b.count, b.rows) == (shape[0], shape[2])
     )
     assert shape == (block.reads * block.count, shards, block.rows, size)
     assert packed.prompts.shape == (block.reads, shards, block.prompts, L_PROMPT)
@@ -52,7 +52,7 @@ def check(batch, shards, microbatches, gather, least, gaps=False):
     if packed.gather is None:
         assert not (gather and block.shared)
     else:
-        check_gather(packed, min(block.prompts * group, blocks.GATHERED * block.rows))
+        check_gather(packed, min(block.prompts * group, packing.GATHERED * block.rows))
     last = {c: m % block.count for m, *_ in read for c in [m // block.count]}
     taken = sum(last.get(c, 0) + 1 for c in range(max(last, default=0) + 1)) if block.shared else shape[0]
     rows = jax.tree.map(jnp.asarray, packed)
@@ -90,14 +90,14 @@ def test_two_shapes_whatever_the_lengths(sizes):
         shapes.add(packed.tokens.shape)
     assert (
         len(shapes)
-        <= len(blocks.sizes_of(batch.prompts, batch, shards=shards, microbatches=microbatches, least=least))
+        <= len(packing.sizes_of(batch.prompts, batch, shards=shards, microbatches=microbatches, least=least))
         <= 2
     )
 
 
 def test_full_groups_are_one_block():
     block, taken = check(example(np.full((16, 8), 5), 5), 1, 1, True, 1)
-    assert block == blocks.Block(16, 1, 128, 1, shared=False) and taken == 1
+    assert block == packing.Block(16, 1, 128, 1, shared=False) and taken == 1
 
 
 @pytest.mark.parametrize("mean", [12, 20, 30])
@@ -119,9 +119,9 @@ def test_cost_follows_the_tokens(mean):
 
 
 def test_prompts_of_groups_that_are_not_there_are_not_read():
-    full, block = blocks.sizes(16, 8, 12, 96, least=512, gaps=True)
+    full, block = packing.sizes(16, 8, 12, 96, least=512, gaps=True)
     assert (block.prompts, block.reads) == (6, 3)  # 6 prompts are 576 positions of the 512
-    assert blocks.sizes(16, 8, 12, 96, least=512)[1].reads == 1
+    assert packing.sizes(16, 8, 12, 96, least=512)[1].reads == 1
     lengths = np.zeros((16, 8), int)
     lengths[[2, 7, 11, 13, 15]] = 3
     batch = example(lengths, 12)
@@ -136,31 +136,31 @@ def test_a_block_and_its_prompts_are_no_larger_than_a_micro_batch():
     for (n, group, microbatches), most, longest in itertools.product(
         [(8, 6, 4), (2, 6, 4), (5, 7, 1), (6, 4, 6)], (8, 64), (3, 50, 400)
     ):
-        full, *more = blocks.sizes(n, group, most, longest, microbatches=microbatches)
+        full, *more = packing.sizes(n, group, most, longest, microbatches=microbatches)
         for block in more:
             assert block.prompts * longest + block.rows * most <= full.prompts * longest + full.rows * most
             assert block.prompts * block.reads >= n and block.rows * block.count >= block.prompts * group
     with pytest.raises(UserError, match=r"microbatches=4 .*3 prompts.*5"):
-        blocks.sizes(3, 5, 8, 3, microbatches=4)
+        packing.sizes(3, 5, 8, 3, microbatches=4)
 
 
 def test_golden_deal():
     """Rows of 4 + 1, 3 + 2 and 3 of the first prompt, and 5 and 4 of the third; two in a block, twice."""
     lengths = np.array([[4, 3, 3, 2, 1], [0] * 5, [5, 4, 0, 0, 0]])
-    block = blocks.Block(prompts=2, reads=2, rows=2, count=5, shared=True)
+    block = packing.Block(prompts=2, reads=2, rows=2, count=5, shared=True)
     lengths, mine = np.concatenate([np.ones((10, 5), int), lengths]), np.array([10, 11, 12])
-    dealt = blocks._deal(lengths, mine, most=5, block=block, gather=False)
+    dealt = packing._deal(lengths, mine, most=5, block=block, gather=False)
     rows = [[[[(x.k, x.prompt, x.sample) for x in row] for row in b] for b in after] for after in dealt.blocks]
     first, second = [(0, 10, 0), (0, 10, 4)], [(0, 10, 1), (0, 10, 3)]
     assert rows == [[[first, second], [[(0, 10, 2)], [(1, 12, 0)]], [[(1, 12, 1)]]], []]
     assert [x.tolist() for x in dealt.prompts] == [[10, 12], [11, 11]]
-    with_gather = blocks._deal(lengths, mine, most=5, block=block, gather=True)
+    with_gather = packing._deal(lengths, mine, most=5, block=block, gather=True)
     assert [(x.prompt, x.sample) for x in with_gather.blocks[0][0][1]] == [(10, 0), (10, 4)]
     assert [[len(row) for row in b] for b in with_gather.blocks[0]] == [[1, 2], [1, 2], [1]]
 
 
 def test_shards_have_as_many_prompts_and_about_as_many_tokens():
-    assert blocks._even(np.array([1, 9, 8, 2, 0, 3]), 2).tolist() == [[0, 1, 3], [2, 4, 5]]  # 9 + 2 + 1 and 8 + 3 + 0
+    assert packing._even(np.array([1, 9, 8, 2, 0, 3]), 2).tolist() == [[0, 1, 3], [2, 4, 5]]  # 9 + 2 + 1 and 8 + 3 + 0
     lengths = np.full((6, 4), 3)
     lengths[:3] = 9  # three long groups, which would be one shard's
     packed, _ = flat_batches.pack_blocks(example(lengths, 17), shards=2, gather=True)
@@ -171,7 +171,7 @@ def test_shards_have_as_many_prompts_and_about_as_many_tokens():
 def test_a_row_has_no_more_completions_than_its_gather_indices():
     batch = example(np.ones((4, 16), int), 40)
     packed, _ = flat_batches.pack_blocks(batch, gather=True)
-    assert packed.segments.max() == blocks.GATHERED
+    assert packed.segments.max() == packing.GATHERED
 
 
 def test_each_block_that_is_taken():

@@ -9,7 +9,7 @@ from variant_examples import built
 
 from grpojax import losses, variants
 from grpojax.host.errors import UserError
-from grpojax.programs import blocks
+from grpojax.programs import packing
 from grpojax.records import metrics
 from grpojax.run import recipe as config
 from grpojax.train import train
@@ -44,8 +44,8 @@ def trained(recipe, directory, *overrides, devices=1):
 )  # fmt: skip
 @pytest.mark.slow
 def test_what_is_learned_is_the_same(recipe, tmp_path, monkeypatch, options, devices):
-    gaps, pack = [], blocks.pack
-    monkeypatch.setattr(blocks, "pack", lambda *given, **how: gaps.append(how["gaps"]) or pack(*given, **how))
+    gaps, pack = [], packing.pack
+    monkeypatch.setattr(packing, "pack", lambda *given, **how: gaps.append(how["gaps"]) or pack(*given, **how))
     all_params, plain, whole = trained(recipe, tmp_path / "all", *options, devices=devices)
     skip = (*options, "train.skip_zero_advantage=true")
     some_params, thin, part = trained(recipe, tmp_path / "some", *skip, devices=devices)

@@ -98,7 +98,7 @@ def regroup(
 
         samples = Rollout(tokens=fill(tokens[places]), lengths=fill(lengths[places]))
         how = {"shards": policy.shards, "microbatches": microbatches, "gather": policy.compute.needs_gather}
-        rows, layout = packing.pack(prompts, samples, **how)
+        rows, layout = packing.pack_groups(prompts, samples, **how)
         yield Regrouped(
             places=places,
             rows=policy.device.put(rows, ROWS),

@@ -31,7 +31,7 @@ class Pairs:
 
 
 def by_prompts(x: Array, shards: int, microbatches: int) -> np.ndarray:
-    """Cuts an array ``[P, ...]`` of prompts into ``[M, B, K, ...]``, like `grpojax.programs.packing.pack`.
+    """Cuts an array ``[P, ...]`` of prompts into ``[M, B, K, ...]``, like `grpojax.programs.packing.pack_groups`.
 
     Example:
       >>> by_prompts(np.arange(8), shards=2, microbatches=2).tolist()

@@ -164,7 +164,7 @@ def pack(batch: Batch, shapes: Shapes, arrays: Mapping[str, Tokens] = NONE) -> t
     """A batch in rows with some arrays of its tokens, cut like the run's batches."""
     how = {"shards": shapes.shards, "microbatches": shapes.microbatches, "gather": shapes.gather}
     prompts, samples = data.to_prompts(batch.problems, shapes.prompt), batch.rollout
-    return packing.pack(prompts, Rollout(tokens=samples.tokens, lengths=samples.lengths), arrays, **how)
+    return packing.pack_groups(prompts, Rollout(tokens=samples.tokens, lengths=samples.lengths), arrays, **how)
 
 
 def check_cut(config: SFTConfig | DPOConfig, shards: int) -> None:

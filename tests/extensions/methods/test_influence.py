@@ -169,7 +169,7 @@ asked = Prompts(tokens=np.zeros((prompts, longest), np.int32), lengths=zero + lo
 drawn = Rollout(
     tokens=np.zeros((prompts, samples, tokens), np.int32), lengths=np.full((prompts, samples), tokens, np.int32)
 )
-packed, _ = packing.pack(asked, drawn, shards=16, microbatches=16)
+packed, _ = packing.pack_groups(asked, drawn, shards=16, microbatches=16)
 
 def place(x):
     axes = None, "shard", *(None,) * (x.ndim - 2)

@@ -53,9 +53,9 @@ UNEVEN = (
     + """
 from unittest import mock
 import numpy as np
-from grpojax.programs import blocks
+from grpojax.programs import packing
 
-whole = blocks.pack
+whole = packing.pack
 
 def pack(prompts, samples, arrays, **how):
     most = samples.tokens.shape[2]
@@ -65,7 +65,7 @@ def pack(prompts, samples, arrays, **how):
     print(json.dumps([packed.tokens.shape, [x.shape for x in packed.gather]]))
     return packed, layout
 
-with mock.patch.object(blocks, "pack", pack):
+with mock.patch.object(packing, "pack", pack):
     (report,) = planned(*json.loads(sys.argv[1]))
 print(json.dumps([report.error, report.temp]))
 """
