@@ -47,10 +47,8 @@ def train(run: Run, on_step: Callable[[Updates], None] = lambda updates: None) -
             return False
         if run.state.step > first:
             log.info("finished after step %d: %s", run.state.step, run.store.directory)
-            if left := len((run.state.partial or {}).get("waiting", ())):
-                log.info("%d groups were under way when the run ended: their samples are not learned from", left)
         for part in run.parts:
-            if (line := part.warning(run.state.step)) is not None:
+            if (line := part.warning(run.state)) is not None:
                 log.warning("%s", line)
         return True
     finally:
@@ -111,7 +109,7 @@ def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda st
     clock.lap("rollout")
     lesson = run.learn_from(run, state, batch, clock)
 
-    before, state = run.share(state), _counted(state, lesson)
+    before, state = run.share(state), _with_counts(state, lesson)
     share = run.share(dataclasses.replace(state, step=number))
     clock.lap(None)
     # From here to the end of the step nothing waits for the device.
@@ -120,9 +118,9 @@ def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda st
     state, metrics = learn.update(run, state, lesson.minibatches, shares=shares)
     clock.lap("update")
     state = learn.end_step(run, state)
-    if lesson.rows is not None:
-        run.journal.write_samples(number, lesson.rows)
-    state = dataclasses.replace(state, step=number, **run.source.after_step())
+    if lesson.lines is not None:
+        run.journal.write_samples(number, lesson.lines)
+    state = dataclasses.replace(state, step=number).updated(run.source.after_step())
     known = {**lesson.facts, "num_tokens": float(state.num_tokens)}
     if run.samples:
         known |= _of_sampling(run, state, lesson, metrics, clock)
@@ -140,7 +138,7 @@ def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda st
     )
 
 
-def _counted(state: State, lesson: Lesson) -> State:
+def _with_counts(state: State, lesson: Lesson) -> State:
     """The state with what a step learns from."""
     return dataclasses.replace(
         state,
@@ -196,11 +194,11 @@ def save(run: Run, state: State, *, evaluation_follows: bool = False) -> None:
       state: what the last step has returned.
       evaluation_follows: whether an evaluation of this state follows, which may show that it is bad.
     """
-    run.journal.saved = state.step
+    run.journal.saved_step = state.step
     run.journal.flush()
     rest = dataclasses.replace(state, in_flight=run.source.record())
-    run.store.save(run.saved(state.networks), rest, evaluation_follows=evaluation_follows)
-    run.control.saved()
+    run.store.save(run.of_checkpoint(state.networks), rest, evaluation_follows=evaluation_follows)
+    run.control.save_started()
 
 
 def _rescue(run: Run) -> int:
@@ -208,6 +206,6 @@ def _rescue(run: Run) -> int:
     try:
         run.journal.finish()
     finally:
-        if run.store.make_again() or run.state.step != run.journal.saved:
+        if run.store.make_again() or run.state.step != run.journal.saved_step:
             save(run, run.state)
     return run.state.step

@@ -142,7 +142,8 @@ def policy_loss(
     # The KL, LLDS and KL-Cov are of tokens, whatever the ratio, and have a gradient however far a token has moved.
     if objective.needs_reference:
         ref = jnp.where(mask, arrays["ref_logps"], 0.0)
-        if objective.kl_in == "loss":  # otherwise `grpojax.advantages.subtract_kl` takes it off the rewards
+        # In the rewards, `grpojax.variants.get` puts `grpojax.advantages.subtract_kl` before the variant's chain.
+        if objective.kl_in == "loss":
             estimate = kl(logps, ref, objective.kl_kind, log_ratios=by_token)
             if objective.kl_kind == "unbiased" and correction is not None:
                 estimate = correction * estimate

@@ -454,7 +454,8 @@ def _fill(
     gather: int,
     alike: int,
 ) -> tuple[Layout, Rows]:
-    """The layout of the tokens, and the rows. Each ``alike`` successive micro-batches have the same prompts."""
+    """The layout of the tokens, and the rows. The completions of a row are its segments 1, 2, ..., with 0 on padding:
+    attention is within a segment. Each ``alike`` successive micro-batches have the same prompts."""
     lengths = np.asarray(samples.lengths)
     n_prompts, group = lengths.shape
     most, (microbatches, shards, _, size) = np.asarray(samples.tokens).shape[2], shape

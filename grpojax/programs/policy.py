@@ -160,7 +160,8 @@ class Policy:
     def reshard(self, params: Any, weights: Literal["compute", "int8"] = "compute") -> Any:
         """Turns training weights into those that `sample` takes: in ``model.dtype`` or eight bits, whole over ``fsdp``
         and cut by ``tensor`` (`grpojax.sharding.ROLLOUT`). It is `state.make_reshard`, or, with the base as it is,
-        `state.make_cast_of_factors`. On one device in float32 these are the training weights themselves.
+        `state.make_cast_of_factors`. On one device in float32, without adapters, these are the training weights
+        themselves.
 
         Nobody keeps the result: a rollout's weights are freed when its program is over."""
         unmerged = adapters.unmerged(self.adapter)

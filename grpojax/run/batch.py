@@ -60,7 +60,7 @@ class Batch:
       minibatches: for each update of a pass the indices of its prompts, ``[p]``; empty until the batch is laid out.
       counted: ``[P, G]``, the rewards that count, NaN for samples that are in no statistic.
       advantages: ``[P, G, T]``, by the variant.
-      live: ``[P, G, T]`` bool, the tokens that an update counts; dropped groups have some, with weight 0.
+      live: ``[P, G, T]`` bool, the tokens that an update counts. Dropped groups and samples without a reward have none.
       taught: ``[P, G]``, tokens of each sample in the updates, 0 where one is left out.
       episodes: counts of each episode, ``[P, G]`` int by name: "turns", "calls" of tools, "failures" among these, and
         "malformed" among the failures. Empty if samples are no episodes.
@@ -122,11 +122,6 @@ class Batch:
         """All groups that were drawn for the step, including those that its filter dropped, and failed ones."""
         drawn = self.as_drawn
         return [*drawn, *(d.failed for d in drawn if d.failed is not None)]
-
-    @property
-    def learned(self) -> Tokens:
-        """``[P, G, T]`` bool: the live tokens of groups that were not dropped."""
-        return self.live & ~self.dropped[:, None, None]
 
     @property
     def sampled(self) -> Tokens:

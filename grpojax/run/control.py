@@ -52,7 +52,7 @@ class RunControl:
         if self.reason is None:
             self.since, self.reason = time.monotonic(), reason
 
-    def saved(self) -> None:
+    def save_started(self) -> None:
         """Call it when a save has started: the clock counts from here."""
         self.due, self._saved = False, time.monotonic()
 

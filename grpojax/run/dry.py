@@ -194,7 +194,7 @@ class DryRun:
             if config.train.skip_zero_advantage and not self.longest:  # a single token teaches
                 one = np.zeros((len(mini.places), zeros.shape[1]), np.int32)
                 one[0, 0] = 1
-                mini = learn.lay_out(setup, batch, mini.places, one)
+                mini = learn.minibatch(setup, batch, mini.places, one)
             rows = {n: mini.layout.pack(zeros[mini.places]) for n in names if n not in mini.rows.arrays}
             weighed.append(mini.with_arrays(self.policy.device.put(rows, ROWS)))
         return weighed

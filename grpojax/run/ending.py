@@ -1,4 +1,7 @@
-"""How a run ends: at its last step, by a notice that stops it, or by an error. Its state is saved either way."""
+"""What happens when a run ends, at its last step, by a notice that stops it, or by an error: its state is saved.
+
+All processes decide together that it stops, in `grpojax.run.control`.
+"""
 
 import contextlib
 import dataclasses

@@ -36,7 +36,7 @@ class Journal:
       watch: the alarms; None without any.
       evaluated: the last step whose evaluation is recorded; -1 for none.
       tested: whether the test set was read after the newest step.
-      saved: the step of the newest save.
+      saved_step: the step of the newest save.
     """
 
     def __init__(self, config: Recipe, store: Store):
@@ -70,7 +70,7 @@ class Journal:
         """
         self.watch, self._policy, self._share, self._follow, self._gradient = alarms, policy, share, follow, gradient
         store, done = self._store, self.state.step
-        self.saved, over = done, share(self.state) >= 1
+        self.saved_step, over = done, share(self.state) >= 1
         with processes.AllOrNone():  # the first process rewrites these files once all have read them
             lines = [x for x in metrics.read_metrics(store.directory) if x["step"] <= done]
             if alarms is not None:

@@ -60,7 +60,7 @@ def from_rewards(run: Run, state: State, batch: Batch, clock: Clock) -> Lesson:
         prompt_tokens=prompt_tokens,
         tokens=tokens,
         flops=work(run, batch, state.step + 1),
-        rows=run.rows_of(batch) if stored else None,
+        lines=run.lines_of(batch) if stored else None,
     )
 
 
@@ -89,10 +89,10 @@ def work(setup: Setup, batch: Batch, number: int) -> dict[str, float]:
 def pack(setup: Setup, batch: Batch) -> list[Minibatch]:
     """Lays the samples out in rows, update by update, and puts them on the devices."""
     split = batch_shards.minibatches(batch.dropped, setup.config.train.minibatches)
-    return [lay_out(setup, batch, places, batch.rollout.lengths[places]) for places in split]
+    return [minibatch(setup, batch, places, batch.rollout.lengths[places]) for places in split]
 
 
-def lay_out(setup: Setup, batch: Batch, places: PerPrompt, lengths: Samples) -> Minibatch:
+def minibatch(setup: Setup, batch: Batch, places: PerPrompt, lengths: Samples) -> Minibatch:
     """A minibatch of some of a batch's prompts, with ``lengths [p, G]`` tokens of their samples."""
     rollout, policy, train = batch.rollout, setup.policy, setup.config.train
     longest = max(setup.longest_prompt, *(len(p.ids) for p in batch.problems))
@@ -198,7 +198,7 @@ def weigh(
     Returns:
       The minibatches; the batch with its advantages and all signals; and metrics of the variant's parts.
     """
-    counted, cut = weighing.counted(batch, setup.config.train.truncated)
+    counted, cut = weighing.rewards_that_count(batch, setup.config.train.truncated)
     late, metrics = signals_after_rewards(setup, networks, batch, counted)
     signals = {**batch.signals, **signals, **late}
     sizes: dict[str, int] = dict(zip(("P", "G", "T"), batch.rollout.tokens.shape, strict=True))
@@ -229,7 +229,7 @@ def weigh(
         places = mini.places
         if setup.config.train.skip_zero_advantage:
             lengths[places] = weighing.lengths_that_teach(arrays["advantages"], arrays["weights"], lengths, places)
-            mini = lay_out(setup, batch, places, lengths[places])
+            mini = minibatch(setup, batch, places, lengths[places])
         rows = {name: mini.layout.pack(x[places]) for name, x in arrays.items()}
         live = bool(batch.live[places].any())
         weighed.append(dataclasses.replace(mini.with_arrays(setup.policy.device.put(rows, ROWS)), live=live))

@@ -36,7 +36,7 @@ class Lesson:
       facts: metrics of both.
       prompt_tokens, tokens: tokens of all prompts and completions that were drawn, or that the data gave.
       flops: useful FLOPs of the step, by phase.
-      rows: makes the rows of the samples file; None if those of this step are not stored.
+      lines: makes the lines of the samples file; None if those of this step are not stored.
     """
 
     batch: Batch
@@ -45,7 +45,7 @@ class Lesson:
     prompt_tokens: int
     tokens: int
     flops: Mapping[str, float]
-    rows: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+    lines: Callable[[], Sequence[Mapping[str, Any]]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

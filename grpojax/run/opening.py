@@ -288,7 +288,7 @@ def _started(held: contextlib.ExitStack, config: Config, kept: Kept, made: _Made
         held_out=made.held_out,
         share=share,
         by_share=train.tokens is not None,
-        rows_of=functools.partial(_rows_of, made),
+        lines_of=functools.partial(_lines_of, made),
         held=held,
         memory=MEMORY,
     )
@@ -312,19 +312,19 @@ def _alarms(config: Config, store: Store, made: _Made) -> watch.Watch:
     )
 
 
-def _rows_of(made: _Made, batch: Batch) -> Callable[[], list[dict[str, Any]]]:
-    """A function that makes the rows of a batch's samples to store."""
+def _lines_of(made: _Made, batch: Batch) -> Callable[[], list[dict[str, Any]]]:
+    """A function that makes the lines of a batch's samples to store."""
     texts, answer = made.policy.texts, made.held_out.evaluator.answer
     columns = {name: x for part in made.parts for name, x in part.columns(batch.signals).items()}
     special = functools.partial(made.tokenize.read, "with_special_tokens", ())
 
-    def rows() -> list[dict[str, Any]]:
+    def lines() -> list[dict[str, Any]]:
         stored = sample_rows(batch, texts, answer, special)
         if columns:
             annotate(stored, batch.rollout, columns)
         return stored
 
-    return rows
+    return lines
 
 
 def _longest_prompt(config: Config, problems: data.Problems) -> int:

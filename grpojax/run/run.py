@@ -51,7 +51,7 @@ class Run(Setup):
       samples: whether steps draw samples. Their metrics then say what was drawn, and how long each phase took.
       ahead: number of steps whose updates may still run while the next step's samples are got. 0 if these are drawn by
         the weights after them.
-      rows_of: of a step's batch, a function that makes the rows of the samples file.
+      lines_of: of a step's batch, a function that makes the lines of the samples file.
       store: its directory and checkpoints.
       journal: its newest state, and the records of its steps.
       control: decides whether it goes on.
@@ -68,7 +68,7 @@ class Run(Setup):
     by_share: bool = False
     samples: bool = True
     ahead: int = 0
-    rows_of: Callable[[Batch], Callable[[], Sequence[Mapping[str, Any]]]] = lambda batch: lambda: ()
+    lines_of: Callable[[Batch], Callable[[], Sequence[Mapping[str, Any]]]] = lambda batch: lambda: ()
     store: Store
     journal: Journal
     control: RunControl

@@ -15,7 +15,8 @@ class State:
         changes: of the state before it only the rest can still be read.
       step: number of finished steps.
       rollouts: number of dispatched rollouts, including those that a filter asked for.
-      updates: number of updates of the policy, including skipped ones: the version of its weights.
+      updates: number of updates of the policy, the version of its weights. One whose gradient was not finite counts;
+        one that was left out because no token had a weight does not.
       num_tokens: tokens of prompts and samples. A prompt counts once for each sample.
       sampled_tokens: tokens of samples only.
       skipped: number of updates in a row that changed nothing because their gradient was not finite.
@@ -24,10 +25,8 @@ class State:
       entropy: the coefficient of an adaptive entropy bonus, and the one that the next step applies.
       alarm: the newest alarm and the checkpoint that is kept for it (`grpojax.run.watch.heed`).
       passes, solved: state of `grpojax.run.curriculum.Curriculum`, if solved prompts are left out.
-      levels: how far the run is with each level, if problems are drawn by level.
-      exemplars: solved problems that can be shown before others.
-      partial: groups whose samples continue in the next rollout.
       in_flight: the rollout that is drawn ahead (`grpojax.run.source.record_of`).
+      kept: by name, what parts keep from step to step, such as groups that go on in the next rollout.
     """
 
     networks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -43,18 +42,27 @@ class State:
     alarm: Mapping[str, Any] | None = None
     passes: list[Any] | None = None
     solved: list[Any] | None = None
-    levels: dict[str, Any] | None = None
-    exemplars: list[Any] | None = None
-    partial: dict[str, Any] | None = None
     in_flight: dict[str, Any] | None = None
+    kept: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """The state as JSON, without its networks and without empty entries."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "networks"}
-        return {name: value for name, value in values.items() if value is not None}
+        """The state as JSON, without its networks and without empty entries. What parts keep stands beside the rest.
+
+        Example:
+          >>> State.of(State(step=3, kept={"levels": {"1": 0.5}}).record()).kept
+          {'levels': {'1': 0.5}}
+        """
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("networks", "kept")}
+        return {name: value for name, value in {**self.kept, **values}.items() if value is not None}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "State":
         """The state that `record` was made from, without its networks."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in record.items() if name in names})
+        return cls().updated(record)
+
+    def updated(self, values: Mapping[str, Any]) -> "State":
+        """The state with these fields by name; what is no field is of a part (``kept``)."""
+        names = {field.name for field in dataclasses.fields(self)}
+        fields = {name: value for name, value in values.items() if name in names}
+        kept = {name: value for name, value in values.items() if name not in names}
+        return dataclasses.replace(self, **fields, kept={**self.kept, **kept})

@@ -86,7 +86,7 @@ class Setup:
         """Shapes, dtypes and shardings of what a checkpoint has."""
         return abstract_state(self.saved_networks(), self.policy.mesh)
 
-    def saved(self, networks: Mapping[str, Any]) -> dict[str, Any]:
+    def of_checkpoint(self, networks: Mapping[str, Any]) -> dict[str, Any]:
         """Those of a state's networks that a checkpoint has."""
         return {role: networks[role] for role in self.saved_networks()}
 
@@ -94,7 +94,7 @@ class Setup:
         """The networks at a run's start (`grpojax.run.run_state.State`). Takes the policy's weights over.
 
         Args:
-          restored: an earlier result of `saved`; None in a new run.
+          restored: an earlier result of `of_checkpoint`; None in a new run.
         """
         params, self.policy.params = self.policy.params, None
         networks = dict[str, Any]()

@@ -89,7 +89,7 @@ class Source(Protocol):
         ...
 
     def after_step(self) -> dict[str, Any]:
-        """What the next draws depend on, once a step has learned from its batch: fields of `State`."""
+        """What the next draws depend on, once a step has learned from its batch, as of `State.updated`."""
         ...
 
     def record(self) -> dict[str, Any] | None:
@@ -134,7 +134,7 @@ class Plain:
             deciding=config.method.deciding,
             state=context.state,
         )
-        self.drawn, self.seconds = context.state.rollouts, Counter[str]()
+        self.rollouts, self.seconds = context.state.rollouts, Counter[str]()
 
     # -------------------------------------------------------------------------------------------------- a step
 
@@ -154,7 +154,8 @@ class Plain:
     def _filtered(self, state: State, first: Batch) -> Batch:
         """Waits for the rewards, and draws more until the number of kept groups is that of a rollout."""
         chosen, size = self.method.filter, self.config.prompts
-        assert chosen is not None and chosen.max_rollouts is not None, "`method.resolve` fills it in: 3, or 1"
+        # At most three in all by default, or one if the variant does not draw again (`grpojax.run.method.resolve`).
+        assert chosen is not None and chosen.max_rollouts is not None
         started, drawn = [first], [first.arrived().with_rewards()]
         keeps = [self.keeps(drawn[0])]
         wanted = int(drawn[0].rollout.lengths.any(1).sum())
@@ -212,7 +213,7 @@ class Plain:
 
     def after_step(self) -> dict[str, Any]:
         """The number of rollouts, and how far the run is with the problems."""
-        return {"rollouts": self.drawn, **self.curriculum.saved()}
+        return {"rollouts": self.rollouts, **self.curriculum.saved()}
 
     def record(self) -> dict[str, Any] | None:
         """None: between two steps no rollout is in flight."""
@@ -223,8 +224,8 @@ class Plain:
     def start(self, state: State) -> Batch:
         """Dispatches the next rollout, from the policy of ``state``. Its problems and its draws depend on its number in
         the run."""
-        number = self.drawn
-        self.drawn += 1
+        number = self.rollouts
+        self.rollouts += 1
         problems, passes = self.choose(number)
         drawing = self.draw(self.params(state), problems, number)
         return dataclasses.replace(drawing, version=state.updates, passes=passes)

@@ -26,8 +26,6 @@ from grpojax.run.profiling import ProfileConfig
 from grpojax.run.run_state import State
 from grpojax.run.sections import RunConfig
 
-RESCUE_S = 20.0  # time that a process with an error waits for errors of the others
-
 
 class Schedule(Protocol):
     """The section that says when a run is evaluated, saved and stopped, and how many checkpoints stay."""
@@ -179,18 +177,19 @@ class Store:
 
     # ---------------------------------------------------------------------------------------------- saves
 
-    def save(self, weights: Mapping[str, Any], state: State, *, evaluation_follows: bool = False) -> None:
+    def save(self, networks: Mapping[str, Any], state: State, *, evaluation_follows: bool = False) -> None:
         """Starts a save. If it fails, the run goes on, and the next save tries again.
 
         Args:
-          weights: by role.
-          state: the rest of what is saved.
+          networks: those that are saved, by role; of one that learns weights, optimiser state and step
+            (`grpojax.types.TrainState`).
+          state: its other fields are saved.
           evaluation_follows: whether an evaluation of this state follows, which may show that it is bad.
         """
         started = time.perf_counter()
         self.wait()  # for the previous save: if that fails, it must not look like a failure of this one
         try:
-            self.checkpoints.save(state.step, weights, state.record(), evaluation_follows=evaluation_follows)
+            self.checkpoints.save(state.step, networks, state.record(), evaluation_follows=evaluation_follows)
             self.problem = None
         except SaveError as e:
             self._note(e)

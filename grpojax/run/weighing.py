@@ -11,7 +11,7 @@ from grpojax.run.method import Method
 from grpojax.types import PerPrompt, Samples, Tokens
 
 
-def counted(batch: Batch, truncated: str) -> tuple[Samples, Samples]:
+def rewards_that_count(batch: Batch, truncated: str) -> tuple[Samples, Samples]:
     """``(rewards, cut)``, ``[P, G]``: the rewards, NaN for samples that are in no statistic, and the samples that were
     cut at the limit and have weight 0."""
     rewards = np.where(batch.dropped[:, None], np.nan, batch.total)
@@ -35,6 +35,7 @@ def advantages(method: Method, batch: Batch, rule: Transform | None = None) -> T
         "tokens": batch.rollout.tokens,
     }
     try:
+        # Its signals may have the policy's own log-probs in place of the sampler's (`Part.needs_policy_logps`).
         given = parts.signals_of({**known, **batch.signals})
         made = np.asarray(rule(counted, given))
     except ValueError as e:

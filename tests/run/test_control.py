@@ -30,7 +30,7 @@ with peers.watched():
                 break
             if run.due:
                 saves.append(turn)
-                run.saved()
+                run.save_started()
             time.sleep(rng.uniform(0, 0.06))
         print(turn, saves, run.reason if me == 0 else "", flush=True)
 """
@@ -82,7 +82,7 @@ def test_the_clock_asks_for_a_save_until_one_is_begun():
     one.sync()
     one.sync()
     assert one.due
-    one.saved()
+    one.save_started()
     one.sync()
     assert not one.due
     none = control.RunControl(minutes=0)

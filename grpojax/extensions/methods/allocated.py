@@ -61,7 +61,7 @@ class Allocated(Plain):
                 shown=plan.exemplars,
                 size=plan.pool,
                 longest=min(self.longest_prompt, positions - self.config.max_tokens),
-                state=self.context.state.exemplars or (),
+                state=self.context.state.kept.get("exemplars", ()),
             )
 
     def after_step(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from grpojax.run.minibatch import Minibatch
 from grpojax.run.parts.part import Declared, InRows, Networks, Part, mean, read_shape
 from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
+from grpojax.run.run_state import State
 from grpojax.run.work import prompts
 from grpojax.types import Tokens
 
@@ -171,7 +172,7 @@ class Critic(Part):
         return {self.rule.signal: self.whole(minis, outputs)}, arrays
 
     def weigh(self, batch: Batch) -> tuple[dict[str, Tokens], dict[str, float]]:
-        learned, targets = batch.learned, weighing.advantages(self.method, batch, self.rule.targets)
+        learned, targets = batch.live, weighing.advantages(self.method, batch, self.rule.targets)
         arrays = {"critic_targets": targets}
         if self.rule.loss.own_weights:
             arrays["critic_weights"] = weights = np.zeros(targets.shape, np.float32)
@@ -190,10 +191,10 @@ class Critic(Part):
         forward = models.forward_flops(self.model.config, prompts(batch), batch.rollout.lengths)
         return {"score": forward, "update": forward * self.model.passes * self.config.train.ppo_epochs}
 
-    def warning(self, done: int) -> str | None:
-        if done > self.section.warmup_steps:
+    def warning(self, state: State) -> str | None:
+        if state.step > self.section.warmup_steps:
             return None
-        return f"the run ended in critic.warmup_steps={done}: the policy has learned nothing"
+        return f"the run ended in critic.warmup_steps={state.step}: the policy has learned nothing"
 
 
 def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:

@@ -178,7 +178,7 @@ class LevelCurriculum:
     ):
         self._config, self._deciding = config, deciding
         self._batches = LevelBatches(problems, size, seed)
-        saved = {level: Level(**x) for level, x in (state.levels or {}).items()}
+        saved = {level: Level(**x) for level, x in state.kept.get("levels", {}).items()}
         self._now = saved or self._batches.begin()
 
     def saved(self) -> dict[str, Any]:

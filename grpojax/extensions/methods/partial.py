@@ -52,8 +52,8 @@ class Partial(Plain):
 
     def start(self, state: State) -> Batch:
         """Dispatches the next rollout, in which some groups continue."""
-        number = self.drawn
-        self.drawn += 1
+        number = self.rollouts
+        self.rollouts += 1
         version, config = state.updates, self.config
         problems, passes, carried = self.places.fill(self.choose)
         prompts, goes_on = self.prompts(problems, config.group), {"partial": carried.samples, "left": self._left}
@@ -95,6 +95,12 @@ class DrawsPartially(Part):
 
     draws = Partial
 
+    def warning(self, state: State) -> str | None:
+        """The groups whose samples are lost."""
+        if not (left := len(state.kept.get("partial", {}).get("waiting", ()))):
+            return None
+        return f"{left} groups were under way when the run ended: their samples are not learned from"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Carried:
@@ -132,7 +138,7 @@ class Places:
         self._shape = shape
         self._placed: list[tuple[data.Problem, int]] = []  # problems of the previous rollout, each with its pass
         self.carried, self._queue, self._batches = self._nothing(), deque[tuple[data.Problem, int]](), 0
-        if (record := state.partial) is None:
+        if (record := state.kept.get("partial")) is None:
             return
         of_uid = {p.uid: p for p in problems}
         self._batches = record["batches"]

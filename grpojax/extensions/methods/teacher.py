@@ -100,7 +100,7 @@ class Teacher(Part):
     def weigh(self, batch: Batch) -> tuple[dict[str, Tokens], dict[str, float]]:
         own, teacher = (batch.signals[name] for name in ("behavior_logps", "ref_logps"))
         difference = np.asarray(own, np.float64) - teacher
-        return {}, {"teacher/kl": mean(difference[batch.learned])}
+        return {}, {"teacher/kl": mean(difference[batch.live])}
 
     def flops(self, batch: Batch) -> dict[str, float]:
         return {"score": forward_flops(self.model, batch)}

@@ -305,7 +305,7 @@ class TrueAnswers(Part):
         if not self.method.replaces_samples:
             return batch
         batch = batch.with_rewards()
-        counted, cut = weighing.counted(batch, self.config.train.truncated)
+        counted, cut = weighing.rewards_that_count(batch, self.config.train.truncated)
         started, self.work = time.perf_counter(), 0.0
         found = self._splice(policy_state.weights(networks), batch, counted)
         answers = found.answers

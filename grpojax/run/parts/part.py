@@ -20,6 +20,7 @@ from grpojax.run.batch import Batch
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.programs import Learning, Programs
 from grpojax.run.recipe import Config
+from grpojax.run.run_state import State
 from grpojax.types import Array, Declared, Samples, Tokens
 from grpojax.variants import Variant
 
@@ -218,8 +219,8 @@ class Part:
 
     # At the end.
 
-    def warning(self, done: int) -> str | None:
-        """A warning for the user of a run that ended after ``done`` steps; None for none."""
+    def warning(self, state: State) -> str | None:
+        """A warning for the user of a run that has ended, from its last state; None for none."""
         return None
 
 

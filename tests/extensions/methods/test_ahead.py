@@ -266,7 +266,7 @@ def test_an_update_a_step_moves_the_ratio_so_that_llds_acts(recipe, tmp_path):
 def test_the_last_step_draws_nothing_ahead(recipe, tmp_path):
     trainer = opened(load(recipe, tmp_path / "run", "train.steps=2"))
     assert train(trainer)
-    assert trainer.source.in_flight is None and trainer.source.source.drawn == 2
+    assert trainer.source.in_flight is None and trainer.source.source.rollouts == 2
     assert "time/rollout_s" in tracking.read_metrics(tmp_path / "run")[-1]
     source = trainer.source.source
     assert isinstance(source.start(trainer.state).arrived().rollout, Rollout)
@@ -280,7 +280,7 @@ def test_a_slow_reward_is_waited_for_beside_the_next_rollout(recipe, tmp_path):
         plain, began = plain_source(trainer).rewards.combine, []
 
         def combine(*given, trainer=trainer, plain=plain, began=began):
-            began.append(plain_source(trainer).drawn - len(began))
+            began.append(plain_source(trainer).rollouts - len(began))
             time.sleep(0.2)
             return plain(*given)
 

@@ -79,7 +79,7 @@ def test_a_run_draws_what_is_solved_half_the_time(recipe, leveled, tmp_path):
     assert again.state.step == 3 and train(again)
     assert drawn(tmp_path / "parts", 6) == drawn(tmp_path / "whole", 6)
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
-    assert again.state.levels == trainer.state.levels
+    assert again.state.kept["levels"] == trainer.state.kept["levels"]
 
 
 @pytest.mark.exhaustive("run/test_rollouts.py::test_a_resumed_run_draws_what_it_would_have_drawn")
@@ -111,7 +111,7 @@ def test_two_processes_draw_what_one_does(recipe, leveled, tmp_path):
         said = process.communicate(timeout=300)[0]
         assert process.returncode == 0, said
     one = opened(config.load(recipe, [f"run.dir={tmp_path / 'one'}", *given]), devices=2)
-    assert train(one) and one.state.exemplars
+    assert train(one) and one.state.kept["exemplars"]
     assert drawn(tmp_path / "two", 4) == drawn(tmp_path / "one", 4)
     names = "seeded/share", "seeded/solved", "levels/2/solve_rate", "levels/3/share"
     lines = [[{name: x.get(name) for name in names} for x in numbers(tmp_path / run)] for run in ("two", "one")]
@@ -175,7 +175,7 @@ def test_a_filter_notes_every_rollout(recipe, leveled, tmp_path):
     """Levels that are always or never solved are dropped by it, and their rates move all the same."""
     trainer = opened(load(recipe, leveled, tmp_path / "run", "filter={max_rollouts: 2}", "train.steps=3"), eos_ids=())
     assert train(trainer)
-    levels = {x: Level(**given) for x, given in trainer.state.levels.items()}
+    levels = {x: Level(**given) for x, given in trainer.state.kept["levels"].items()}
     assert sum(x.drawn for x in levels.values()) == 7 * trainer.state.rollouts > 21
     assert levels["1"].rate > 0.8 and levels["3"].rate < 0.2
     assert dataclasses.replace(levels["2"], rate=0.5) != Level()

@@ -158,7 +158,7 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recip
 def test_a_filter_that_keeps_every_whole_group_draws_no_other_rollout(recipe, tmp_path):
     trainer = opened(load(recipe, tmp_path / "run", "filter={max_rollouts: 3}", "train.steps=4"))
     trainer.source.keeps = lambda judged: judged.rollout.lengths.any(1)
-    assert train(trainer) and trainer.source.drawn == 4
+    assert train(trainer) and trainer.source.rollouts == 4
     lines = lines_of(tmp_path / "run")
     assert sum(line["rollout/waiting"] > 0 for line in lines) > 1
     assert [line["rollout/version"] for line in lines] == sorted(line["rollout/version"] for line in lines)
@@ -201,7 +201,7 @@ def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path, monkeypatc
     trainer = opened(load(recipe, tmp_path / "run", "rollout.overlap=0", "train.steps=1"))
     seen = spies.record(monkeypatch)
     assert train(trainer) and {len(args) for name, args in seen if name == "rollout"} == {3}
-    assert trainer.state.partial is None and not any("rollout/" in name for name in lines_of(tmp_path / "run")[0])
+    assert "partial" not in trainer.state.kept and not any("rollout/" in name for name in lines_of(tmp_path / "run")[0])
 
 
 @pytest.mark.parametrize(

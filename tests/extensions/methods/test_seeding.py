@@ -167,17 +167,20 @@ def test_the_pool_has_the_first_right_sample_of_what_was_solved_last(run):
             if text and text.strip():
                 newest.pop(problem.uid, None)
                 newest[problem.uid] = text
-    assert newest and trainer.state.exemplars == list(newest.items())
+    assert newest and trainer.state.kept["exemplars"] == list(newest.items())
 
 
 @pytest.mark.slow
 def test_a_resumed_run_shows_what_it_would_have_shown(recipe, run, tmp_path):
     first = opened(load(recipe, tmp_path / "parts"))
-    assert not train(first, lambda *_: first.state.step == 2 and first.control.ask("SIGTERM")) and first.state.exemplars
+    assert (
+        not train(first, lambda *_: first.state.step == 2 and first.control.ask("SIGTERM"))
+        and first.state.kept["exemplars"]
+    )
     again = opened(load(recipe, tmp_path / "parts"))
     assert again.state.step == 2 and train(again)
     assert numbers(tmp_path / "parts") == numbers(run[1])
-    assert [tuple(x) for x in again.state.exemplars] == run[0].state.exemplars
+    assert [tuple(x) for x in again.state.kept["exemplars"]] == run[0].state.kept["exemplars"]
     assert any(judged.seeded.any() for judged in run[2][2:])
 
 
