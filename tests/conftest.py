@@ -45,7 +45,7 @@ LONGEST_FIRST = (
     "tpu_scripts/test_story.py",
     "run/test_learning.py",
     "variants/test_conformance.py",
-    "run/test_trainer.py",
+    "run/test_train.py",
     "run/test_faults.py",
     "programs/test_roles.py",
     "extensions/plan/test_planner.py",

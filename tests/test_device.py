@@ -23,7 +23,7 @@ from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute
 from grpojax.programs.optimizer import OptimizerConfig
-from grpojax.run import programs
+from grpojax.run import make_programs
 from grpojax.run import recipe as recipe_module
 from grpojax.sharding import MeshConfig, make_mesh, named
 from grpojax.train import open_run, train
@@ -222,7 +222,7 @@ def test_a_run_that_is_over_compiles_nothing_more_and_logs_nothing(compiles, cap
 def test_a_ragged_run_compiles_nothing_after_its_third_step(recipe, tmp_path, compiles, monkeypatch):
     """Its samples are 1 to 24 tokens long; of rows and prompts in sizes it met new ones for a dozen steps."""
     monkeypatch.setenv("XLA_FLAGS", "")  # updates have their own options, as in a user's run
-    programs._MADE.clear()  # those of another test have other options
+    make_programs._MADE.clear()  # those of another test have other options
     sizes = ["rollout.prompts=12", "rollout.group=8", "rollout.max_tokens=24", "train.eval_every=0"]
     trainer = open_run(
         recipe_module.load(recipe, [f"run.dir={tmp_path}/run", "train.steps=50", *sizes]), jax.devices()[:1]
@@ -249,10 +249,10 @@ def test_updates_and_scores_of_runs_have_them(monkeypatch):
     """The policy's two and not the covariance mask's."""
     monkeypatch.setenv("XLA_FLAGS", "")
     options, rule = device.quick_options(), OptimizerConfig(learning_rate=1e-3)
-    learning = programs.Learning(
+    learning = make_programs.Learning(
         model=None, graph=None, compute=Compute(), objective=Objective(), optimizer=rule, updates=10, temperature=1.0
     )
-    made = programs._make(learning, ())
+    made = make_programs._make(learning, ())
     assert (made.score.options, made.update.options, made.covariance_mask.options) == (options, options, None)
 
 

@@ -22,9 +22,9 @@ from grpojax.programs.state import abstract_state
 from grpojax.rewards import RewardsConfig, Scores
 from grpojax.run import held_out, learn, parts, source
 from grpojax.run.batch import Batch
+from grpojax.run.make_programs import Programs, learning_of, make_programs
 from grpojax.run.minibatch import Minibatch, room
 from grpojax.run.parts.part import Part, read_shape
-from grpojax.run.programs import Programs, learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import State
 from grpojax.run.setup import Setup

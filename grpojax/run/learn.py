@@ -244,7 +244,7 @@ def update(
     shares: tuple[float, float] | None = None,
 ) -> tuple[State, list[dict[str, Any]]]:
     """Dispatches the updates of a step. By default (one update a rollout, no second network) this is one call of
-    ``programs.update``, which `grpojax.run.programs.make_programs` makes of
+    ``programs.update``, which `grpojax.run.make_programs.make_programs` makes of
     `grpojax.programs.policy_update.policy_objective` and that of `grpojax.losses.policy_loss`.
 
     Args:

@@ -25,10 +25,10 @@ from grpojax.run.dry import learner_calls
 from grpojax.run.ending import enough_memory, hang
 from grpojax.run.held_out import HeldOut, announce
 from grpojax.run.journal import Journal
+from grpojax.run.make_programs import learning_of, make_programs
 from grpojax.run.method import learns_from_equals
 from grpojax.run.parts.part import Part
 from grpojax.run.profiling import Profile
-from grpojax.run.programs import learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.run import Run
 from grpojax.run.run_state import State

@@ -10,9 +10,9 @@ from grpojax import losses as L
 from grpojax.programs import packing, policy_state
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, bound
+from grpojax.run.make_programs import Programs
 from grpojax.run.method import Method
 from grpojax.run.parts.part import Part
-from grpojax.run.programs import Programs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ def test_it_goes_on_bit_for_bit_after_kill_nine(recipe, unbroken, tmp_path):
     assert [x for x in numbers(tmp_path) if "reward" in x] == [x for x in numbers(unbroken[0]) if "reward" in x]
 
 
-@pytest.mark.exhaustive("run/test_trainer.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
+@pytest.mark.exhaustive("run/test_train.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
 def test_two_processes_learn_go_on_after_kill_nine_and_export_as_one(recipe, tmp_path):
     """To rounding, since sums over devices are added in another order; with a large eps, since Adam makes of a gradient
     of nothing but rounding a full step."""

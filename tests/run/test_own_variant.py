@@ -23,7 +23,7 @@ from grpojax.models import Compute
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.programs.policy import Policy
 from grpojax.records.directory import RunDirectory
-from grpojax.run import checks, parts, programs, weighing
+from grpojax.run import checks, make_programs, parts, weighing
 from grpojax.run import recipe as recipes
 from grpojax.run.batch import Batch
 from grpojax.train import train
@@ -146,12 +146,12 @@ class Same:
 
 
 def test_its_programs_have_names_of_their_own(module):
-    learning = programs.Learning(
+    learning = make_programs.Learning(
         model=None, graph=None, compute=Compute(), objective=L.Objective(), updates=10, temperature=1.0,
         optimizer=OptimizerConfig(learning_rate=1e-3),
     )  # fmt: skip
     with pytest.raises(UserError, match="two parts of the variant bring a program 'same'"):
-        programs.make_programs(learning, [Same(1), Same(2)])
+        make_programs.make_programs(learning, [Same(1), Same(2)])
     config = load(f"{module}:takes_a_name")
     shape = Policy(config.model, config.mesh, jax.devices()[:1]).load().shape
     with pytest.raises(UserError, match="brings a program 'update', which there is"):

@@ -193,7 +193,7 @@ def test_rare_tokens_are_rare_beside_the_whole_rollout(relative_to, cut, devices
         assert np.abs(apart - step.advantages).max() > 1e-2
 
 
-@pytest.mark.exhaustive("run/test_trainer.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
+@pytest.mark.exhaustive("run/test_train.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
 def test_rare_tokens_of_two_processes(recipe, tmp_path):
     """The rollout is that of all processes."""
     model = recipe.parent

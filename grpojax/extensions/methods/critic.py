@@ -27,9 +27,9 @@ from grpojax.programs.state import Network, abstract_state, init_state
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import weighing
 from grpojax.run.batch import Batch
+from grpojax.run.make_programs import Learning
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.parts.part import Declared, InRows, Networks, Part, mean, read_shape
-from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import State
 from grpojax.run.work import prompts

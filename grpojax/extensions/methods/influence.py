@@ -19,8 +19,8 @@ from grpojax.models import flops
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.run.batch import Batch
+from grpojax.run.make_programs import Programs
 from grpojax.run.parts.part import Declared, Networks, Part
-from grpojax.run.programs import Programs
 from grpojax.types import Array, Samples, Tokens
 
 TOKENS = 4096  # most tokens of a shard that the decoder runs on at once: its activations take most of the memory

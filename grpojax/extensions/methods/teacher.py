@@ -12,9 +12,9 @@ from grpojax.models import DecoderConfig, hf
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, decoder_network, split
 from grpojax.run.batch import Batch
+from grpojax.run.make_programs import Learning, score_program
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.parts.part import Declared, InRows, Networks, Part, mean, read_shape
-from grpojax.run.programs import Learning, score_program
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
 from grpojax.types import Array, Tokens

@@ -18,9 +18,9 @@ from grpojax.programs import policy_state
 from grpojax.rewards.answers import extract
 from grpojax.run import weighing
 from grpojax.run.batch import Batch
+from grpojax.run.make_programs import Learning, score_program
 from grpojax.run.minibatch import room
 from grpojax.run.parts.part import Declared, Networks, Part
-from grpojax.run.programs import Learning, score_program
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
 PROGRAM = "true answers"

@@ -1,4 +1,4 @@
-"""The programs of a supervised run, as `grpojax.run.programs` makes those of a run with rewards."""
+"""The programs of a supervised run, as `grpojax.run.make_programs` makes those of a run with rewards."""
 
 import functools
 
@@ -7,7 +7,7 @@ from grpojax.programs import policy_state
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.update import Learns, Loss
-from grpojax.run.programs import Programs, score_program, update_of
+from grpojax.run.make_programs import Programs, score_program, update_of
 
 
 def make_supervised_programs(

@@ -28,7 +28,7 @@ class Scorer:
 
     Args:
       policy: the policy that scores.
-      program: scores (`grpojax.run.programs.score_program`).
+      program: scores (`grpojax.run.make_programs.score_program`).
       shapes: of the batches.
       size: prompts in a batch.
     """

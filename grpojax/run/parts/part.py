@@ -17,8 +17,8 @@ from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, init_state
 from grpojax.run import minibatch
 from grpojax.run.batch import Batch
+from grpojax.run.make_programs import Learning, Programs
 from grpojax.run.minibatch import Minibatch
-from grpojax.run.programs import Learning, Programs
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import State
 from grpojax.types import Array, Declared, Samples, Tokens

@@ -12,9 +12,9 @@ from grpojax.programs import policy_state
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network, decoder_network, make_frozen_copy, refreshed
 from grpojax.run.batch import Batch
+from grpojax.run.make_programs import Learning
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.parts.part import Declared, InRows, Networks, Part, read_shape
-from grpojax.run.programs import Learning
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
 from grpojax.types import Array, Tokens

@@ -182,7 +182,7 @@ def end_together(pair):
     return statuses
 
 
-@pytest.mark.exhaustive("run/test_trainer.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
+@pytest.mark.exhaustive("run/test_train.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
 def test_two_processes_that_are_stopped_go_on_with_the_rollout_in_flight(recipe, tmp_path):
     """SIGTERM to the second; both save what is in flight, groups that wait among it, and are bit-equal to two that
     were left alone."""

@@ -20,7 +20,7 @@ from grpojax.models.weight_table import shardings
 from grpojax.programs import policy_update
 from grpojax.programs.state import init_state
 from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
-from grpojax.run.programs import learner_of
+from grpojax.run.make_programs import learner_of
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
 SHALLOW = dataclasses.replace(CONFIG, num_layers=1)

@@ -9,6 +9,6 @@ RECIPES = {
 }
 
 
-@pytest.mark.exhaustive("run/test_trainer.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
+@pytest.mark.exhaustive("run/test_train.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
 def test_recipes_by_two_processes(recipe, tmp_path):
     several_runs.check_reinforced(recipe, tmp_path, RECIPES)

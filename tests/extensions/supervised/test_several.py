@@ -17,7 +17,7 @@ run:       {{dir: {folder}/sft}}
 """
 
 
-@pytest.mark.exhaustive("run/test_trainer.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
+@pytest.mark.exhaustive("run/test_train.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
 def test_recipes_by_two_processes(recipe, tmp_path):
     sft = tmp_path / "sft.yaml"
     sft.write_text(SFT.format(folder=recipe.parent))
