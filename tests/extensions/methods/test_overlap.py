@@ -280,7 +280,7 @@ def test_groups_keep_their_places_and_the_others_go_to_the_queue():
     seen = []
     for version, lengths in enumerate([[(0, 0), (4, 2), (0, 0)], [(0, 0), (4, 3), (1, 1)], [(0, 0)] * 3, [(0, 0)] * 3]):
         record = json.loads(json.dumps(rows.saved()))
-        again = partial.Places((3, 2, 4), problems_of(*range(12)), State(partial=record))
+        again = partial.Places((3, 2, 4), problems_of(*range(12)), State(kept={"partial": record}))
         assert json.loads(json.dumps(again.saved())) == record
         problems, passes, taken = again.fill(draw)
         other = rows.fill(draw)
