@@ -1,4 +1,4 @@
-"""The samples of a step as they go from the rollout to the learner: groups on the host, and their rewards."""
+"""The samples of a step as they go from the rollout to the updates: groups on the host, and their rewards."""
 
 import dataclasses
 import itertools

@@ -97,7 +97,7 @@ class Journal:
 
     def add(self, state: State, updates: Updates) -> None:
         """Takes in a step: the state after it, and its updates, which may run on."""
-        self.state = state
+        self.state, self.tested = state, False
         self._in_flight.append(updates)
 
     def finish(self, ahead: int = 0) -> None:

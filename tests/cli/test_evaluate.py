@@ -309,6 +309,8 @@ def test_the_test_set_is_read_once_at_the_end_also_where_that_was_interrupted(
         assert not resumed() and not (again / "done").exists()
     assert resumed("train.eval_limit=4") and (again / "done").exists()
     assert tracking.read_metrics(again) == lines  # whole, whatever the limit of validation is
+    assert resumed("train.steps=6")  # then its final weights are others
+    assert [x["step"] for x in tracking.read_metrics(again) if "test/problems" in x] == [4, 6]
 
 
 @pytest.mark.slow
