@@ -87,7 +87,7 @@ def _repeat(run: Run, on_step: Callable[[Updates], None]) -> None:
 
 
 def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda state: state) -> tuple[State, Updates]:
-    """A step: gets samples, learns from them what their rewards say.
+    """One step: gets samples, and learns from them.
 
     Args:
       run: an open run.

@@ -258,8 +258,8 @@ def over_layers(
       x: what goes from layer to layer.
       layers: what belongs to each layer.
       caches: keys and values (`empty`).
-      put: ``(caches, i, ...) -> (caches, result)``: of layer ``i`` in the caches of all layers; None if they are of
-        this layer alone.
+      put: ``(caches, i, ...) -> (caches, result)`` changes layer ``i`` in the caches of all layers. If ``i`` is None,
+        the caches are of one layer only.
       compute: has the platform.
 
     Returns:
