@@ -17,11 +17,16 @@ KEY, ENTRY = 2 * 2 * 4 * 2, 2 * 11 * 4  # 32 of a token and a key that it sees, 
 FORWARD, GREEDY = 6 * WEIGHT + 19 * KEY + 3 * ENTRY, 5 * WEIGHT + 15 * KEY + 2 * ENTRY
 
 
-def judged(lengths, greedy=None):
+def completions(lengths):
     lengths = np.array(lengths, np.int32)
     tokens = np.zeros((*lengths.shape, 4), np.int32)
-    rollout = Rollout(tokens=tokens, logps=tokens.astype(np.float32), lengths=lengths, stopped=lengths > 0)
+    return Rollout(tokens=tokens, logps=tokens.astype(np.float32), lengths=lengths, stopped=lengths > 0)
+
+
+def judged(lengths, greedy=None):
+    rollout, lengths = completions(lengths), np.array(lengths)
     return Batch(
         problems=[data.Problem(i, (1, 2, 3), "", None, {}) for i in range(len(lengths))], rollout=rollout,
-        total=lengths * 1.0, reward=lengths * 1.0, by_name={}, invalid={}, greedy_lengths=greedy,
+        total=lengths * 1.0, reward=lengths * 1.0, by_name={}, invalid={},
+        besides=() if greedy is None else [completions(np.reshape(greedy, (-1, 1)))],
     )  # fmt: skip

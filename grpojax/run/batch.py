@@ -40,7 +40,6 @@ class Batch:
       kept_share: the share of all groups drawn for the step that its filter kept.
       version: number of updates in the weights that draw, or that drew the oldest samples.
       versions: ``[P, G, T]`` int32, the same for each token; None if all are drawn by the newest weights.
-      waiting: ``[P]`` bool, groups of the last rollout that continue in the next one; None without ``rollout.overlap``.
 
       total: ``[P, G]``, the rewards that advantages are made of; NaN if a sample has none.
       reward: ``[P, G]``, the weighted sum of the rewards. It equals ``total``, unless each reward is normalised in its
@@ -49,22 +48,21 @@ class Batch:
       invalid: number of samples without a reward, by reward and reason.
       signals: the variant's other inputs: fields of `grpojax.advantages.Signals` and what parts declare
         (`grpojax.run.parts.part.Part.signals`), ``[P, ...]`` each.
-      greedy_lengths: ``[P]``, tokens of each prompt's greedy completion, if one was drawn too.
-      seeded: ``[P]`` bool, prompts with solved problems in context; None if no prompt can have any.
-      failed: the earlier samples of ``seeded`` prompts, without solved problems in context. All are wrong, and the
-        policy learns from none of them.
+      known: what a part knows of each prompt ``[P]`` or sample ``[P, G]``, by name, for its metrics and its columns of
+        the samples file.
+      aided: ``[P]`` bool, prompts that show more than the problem, such as a solution of another one: that a sample is
+        right says less of them. None if no prompt can be one.
+      set_aside: samples that count as drawn and are in metrics, but which nothing is learned from; None for none.
+      besides: ``[P, n, ...]`` each, completions that were drawn for the prompts too. Only their tokens count.
       drawn: the drawn samples, if ``rollout`` has another text in their place to learn from; otherwise None.
       passes: pass over the data that each problem belongs to, in a batch of one rollout.
       rollouts: the rollouts that the groups were chosen from, if a filter chose them; otherwise the batch is one.
-      metrics: metrics of samples that were replaced.
+      metrics: metrics of how its samples were drawn or replaced.
       minibatches: for each update of a pass the indices of its prompts, ``[p]``; empty until the batch is laid out.
       counted: ``[P, G]``, the rewards that count, NaN for samples that are in no statistic.
       advantages: ``[P, G, T]``, by the variant.
       live: ``[P, G, T]`` bool, the tokens that an update counts. Dropped groups and samples without a reward have none.
       taught: ``[P, G]``, tokens of each sample in the updates, 0 where one is left out.
-      episodes: counts of each episode, ``[P, G]`` int by name: "turns", "calls" of tools, "failures" among these, and
-        "malformed" among the failures. Empty if samples are no episodes.
-      events: how often something befell episodes, by its name in ``episode/...``; 0 where it did not.
     """
 
     problems: Sequence[data.Problem]
@@ -77,16 +75,16 @@ class Batch:
     kept_share: float = 1.0
     version: int = 0
     versions: Tokens | None = None
-    waiting: PerPrompt | None = None
 
     total: Samples = dataclasses.field(default_factory=lambda: _NONE)
     reward: Samples = dataclasses.field(default_factory=lambda: _NONE)
     by_name: Mapping[str, Samples] = dataclasses.field(default_factory=dict)
     invalid: Mapping[str, int] = dataclasses.field(default_factory=dict)
     signals: Mapping[str, Array] = dataclasses.field(default_factory=dict)
-    greedy_lengths: PerPrompt | None = None
-    seeded: PerPrompt | None = None
-    failed: "Batch | None" = None
+    known: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    aided: PerPrompt | None = None
+    set_aside: "Batch | None" = None
+    besides: Sequence[Rollout] = ()
     drawn: Rollout | None = None
     passes: Sequence[int] = ()
     rollouts: "Sequence[Batch]" = ()
@@ -96,8 +94,6 @@ class Batch:
     advantages: Tokens = None
     live: Tokens = None
     taught: Samples = dataclasses.field(default_factory=lambda: _NONE)
-    episodes: Mapping[str, Samples] = dataclasses.field(default_factory=dict)
-    events: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def arrived(self) -> "Batch":
         """The batch with its samples, once they are there; their rewards may be under way."""
@@ -119,9 +115,9 @@ class Batch:
 
     @property
     def everything(self) -> "Sequence[Batch]":
-        """All groups that were drawn for the step, including those that its filter dropped, and failed ones."""
+        """All groups that were drawn for the step, including those that its filter dropped, and those set aside."""
         drawn = self.as_drawn
-        return [*drawn, *(d.failed for d in drawn if d.failed is not None)]
+        return [*drawn, *(d.set_aside for d in drawn if d.set_aside is not None)]
 
     @property
     def sampled(self) -> Tokens:
@@ -135,10 +131,8 @@ class Batch:
 
     @property
     def all_lengths(self) -> Samples:
-        """``[P, G]`` or ``[P, G + 1]`` int32: the policy's tokens in all drawn completions, including greedy ones."""
-        if self.greedy_lengths is None:
-            return self.own_lengths
-        return np.concatenate([self.own_lengths, self.greedy_lengths[:, None]], 1)
+        """``[P, G + n]`` int32: the policy's tokens in all completions that were drawn for the prompts."""
+        return np.concatenate([self.own_lengths, *(x.lengths for x in self.besides)], 1)
 
 
 def success_of(values: Samples, deciding: str, given: float | None, *, use: str, setting: str) -> float:
@@ -166,8 +160,7 @@ def take(drawn: Sequence[Batch], order: np.ndarray) -> Batch:
         return np.concatenate(xs)[order]
 
     everything, first = [p for d in drawn for p in d.problems], drawn[0]
-    greedy = [d.greedy_lengths for d in drawn if d.greedy_lengths is not None]
-    seeded = [d.seeded for d in drawn if d.seeded is not None]
+    aided = [d.aided for d in drawn if d.aided is not None]
     return Batch(
         problems=[everything[i] for i in order],
         rollout=jax.tree.map(pick, *(d.rollout for d in drawn)),
@@ -176,9 +169,8 @@ def take(drawn: Sequence[Batch], order: np.ndarray) -> Batch:
         by_name={name: pick(*(d.by_name[name] for d in drawn)) for name in first.by_name},
         invalid=dict(sum((Counter(d.invalid) for d in drawn), Counter())),
         signals={name: pick(*(d.signals[name] for d in drawn)) for name in first.signals},
-        greedy_lengths=pick(*greedy) if greedy else None,
-        seeded=pick(*seeded) if seeded else None,
-        episodes={name: pick(*(d.episodes[name] for d in drawn)) for name in first.episodes},
+        aided=pick(*aided) if aided else None,
+        known={name: pick(*(d.known[name] for d in drawn)) for name in first.known},
     )
 
 
@@ -217,7 +209,6 @@ def sample_rows(
                 "gold": problem.gold,
                 "answer": answer(text),
             }
-            | ({} if batch.seeded is None else {"seeded": bool(batch.seeded[p])})
         )
     others = [i for i, (ids, instead) in enumerate(zip(drawn, taken, strict=True)) if ids != instead]
     for i, text in zip(others, texts([taken[i] for i in others]), strict=True):
@@ -231,7 +222,6 @@ def sample_rows(
         for row, (p, g) in zip(rows, places, strict=True):
             row["rendered_prompt"] = rendered[p]
             row |= turns_of(batch.rollout, p, g, special or texts)
-            row |= {name: int(x[p, g]) for name, x in batch.episodes.items() if name != "turns"}
     return rows
 
 
@@ -251,13 +241,17 @@ def turns_of(rollout: Rollout, p: int, g: int, texts: Callable[[Sequence[Sequenc
     return {"ids": ids, "sampled": [len(x) for x in stretches], "turns": texts(stretches)}
 
 
-def annotate(rows: Sequence[dict[str, Any]], rollout: Rollout, columns: Mapping[str, Tokens]) -> None:
-    """Adds columns of numbers to samples (`sample_rows`), one number for each token: ``[P, G, T]`` by name."""
-    rounded = {name: np.round(x, 5) for name, x in columns.items()}
+def annotate(rows: Sequence[dict[str, Any]], rollout: Rollout, columns: Mapping[str, Array]) -> None:
+    """Adds columns to samples (`sample_rows`), by name: a value for each prompt ``[P]``, sample ``[P, G]`` or token
+    ``[P, G, T]``. With values of tokens come these themselves."""
+    of_tokens = {name: np.round(x, 5) for name, x in columns.items() if x.ndim == 3}
+    others = {name: x for name, x in columns.items() if name not in of_tokens}
     places = [(p, g, n) for p, group in enumerate(rollout.lengths.tolist()) for g, n in enumerate(group) if n]
     for row, (p, g, n) in zip(rows, places, strict=True):
-        row["ids"] = rollout.tokens[p, g, :n].tolist()
-        row |= {name: x[p, g, :n].tolist() for name, x in rounded.items()}
+        row |= {name: (x[p] if x.ndim == 1 else x[p, g]).item() for name, x in others.items()}
+        if of_tokens:
+            row["ids"] = rollout.tokens[p, g, :n].tolist()
+            row |= {name: x[p, g, :n].tolist() for name, x in of_tokens.items()}
 
 
 def _finite(x: Any) -> float | None:

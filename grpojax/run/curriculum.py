@@ -81,8 +81,8 @@ class Curriculum:
             with on_host():
                 there = batch.rollout.lengths > 0
                 done = np.asarray(allocation.solved(values, share, success=passing, drawn=there))
-            if batch.seeded is not None:
-                done = done & ~batch.seeded  # these had solutions of other problems in context
+            if batch.aided is not None:
+                done = done & ~batch.aided
             for problem, number, over in zip(batch.problems, passes, done, strict=True):
                 if over:
                     self._solved[problem.uid] = max(number, self._solved.get(problem.uid, 0))

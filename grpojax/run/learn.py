@@ -48,6 +48,8 @@ def from_rewards(run: Run, state: State, batch: Batch, clock: Clock) -> Lesson:
     clock.lap("reward")
     minis, batch, of_signals = weigh(run, networks, minis, batch, signals)
     facts = step_metrics.of_rollouts(batch, method) | of_problems | of_signals
+    for part in run.parts:
+        facts |= part.metrics(batch.everything)
     facts["useful_token_fraction"] = float(np.mean([m.layout.useful for m in minis]))
     if method.older:
         facts |= step_metrics.of_version(batch.version, state.updates)

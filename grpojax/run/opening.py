@@ -315,7 +315,7 @@ def _alarms(config: Config, store: Store, made: _Made) -> watch.Watch:
 def _lines_of(made: _Made, batch: Batch) -> Callable[[], list[dict[str, Any]]]:
     """A function that makes the lines of a batch's samples to store."""
     texts, answer = made.policy.texts, made.held_out.evaluator.answer
-    columns = {name: x for part in made.parts for name, x in part.columns(batch.signals).items()}
+    columns = {name: x for part in made.parts for name, x in part.columns(batch).items()}
     special = functools.partial(made.tokenize.read, "with_special_tokens", ())
 
     def lines() -> list[dict[str, Any]]:

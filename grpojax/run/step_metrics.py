@@ -1,7 +1,6 @@
 """The logged numbers of a step, from arrays on the host. All functions are pure. Metrics are named only here."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,10 +52,6 @@ def of_rollouts(batch: Batch, method: Method) -> dict[str, float]:
     """
     drawn = batch.everything
     values = {**of_drawn(drawn, method.deciding), **batch.metrics}
-    if batch.waiting is not None:
-        values["rollout/waiting"] = float(batch.waiting.mean())
-    if method.plan is not None and method.plan.exemplars:
-        values |= of_seeded(drawn, method.deciding, 1.0 if method.plan.success is None else method.plan.success)
     if method.filter is None:
         return values
     return values | of_kept(batch) | {"groups/kept": batch.kept_share}
@@ -99,7 +94,6 @@ def of_drawn(drawn: Sequence[Batch], deciding: str) -> dict[str, float]:
         "completions/clipped_ratio": float(1 - stopped.mean()),
         "completions/mean_terminated_length": _mean(lengths[stopped]),
         **of_samples(drawn, decides),
-        **of_episodes(drawn),
     }
     for name in drawn[0].by_name:
         each = np.concatenate([d.by_name[name] for d in drawn])
@@ -109,8 +103,6 @@ def of_drawn(drawn: Sequence[Batch], deciding: str) -> dict[str, float]:
     for d in drawn:
         for kind, n in d.invalid.items():
             values[f"rewards/invalid/{kind}"] = values.get(f"rewards/invalid/{kind}", 0.0) + n
-    if greedy := [d.signals["greedy_rewards"] for d in drawn if "greedy_rewards" in d.signals]:
-        values["greedy_reward"] = _mean(np.concatenate(greedy)[np.isfinite(np.concatenate(greedy))])
     groups = diagnostics.group_statistics(decides, drawn=there)
     return values | {f"groups/{name}": float(x) for name, x in groups.items()}
 
@@ -138,40 +130,6 @@ def of_samples(drawn: Sequence[Batch], decides: Samples, *, success: float = 1.0
     }
 
 
-def of_episodes(drawn: Sequence[Batch]) -> dict[str, float]:
-    """Metrics of episodes; none of samples that are no episodes.
-
-    Args:
-      drawn: the rollouts of a step.
-
-    Returns:
-      Means over episodes: ``episode/turns``, ``episode/calls`` of tools, ``episode/answer_tokens`` that environments
-      answered. ``episode/calling``, the share of episodes with a call, and ``episode/invalid``, that of those which
-      their environment made invalid. ``episode/failures``, the share of calls that failed, and ``episode/malformed``,
-      that of calls which reached no tool. The events of `grpojax.run.batch.Batch.events` that there were,
-      counted.
-    """
-    if not drawn[0].episodes:
-        return {}
-    turns, calls, failures, malformed = (
-        np.concatenate([d.episodes[name].reshape(-1) for d in drawn])
-        for name in ("turns", "calls", "failures", "malformed")
-    )
-    invalid = sum(n for d in drawn for reason, n in d.invalid.items() if reason.startswith("environment/"))
-    events = sum((Counter(d.events) for d in drawn), Counter[str]())  # without those that are 0
-    answered = np.concatenate([(d.rollout.lengths - d.own_lengths).reshape(-1) for d in drawn])
-    return {
-        "episode/turns": _mean(turns),
-        "episode/calls": _mean(calls),
-        "episode/calling": _mean(calls > 0),
-        "episode/failures": float(failures.sum() / calls.sum()) if calls.sum() else math.nan,
-        "episode/malformed": float(malformed.sum() / calls.sum()) if calls.sum() else math.nan,
-        "episode/invalid": invalid / len(turns),
-        "episode/answer_tokens": _mean(answered),
-        **{f"episode/{name}": float(n) for name, n in events.items()},
-    }
-
-
 def of_kept(batch: Batch) -> dict[str, float]:
     """Metrics of the groups that a filter kept; ``groups/missing`` is the share of the batch without any.
 
@@ -187,26 +145,6 @@ def of_kept(batch: Batch) -> dict[str, float]:
         "kept/mean_length": _mean(lengths),
         "groups/missing": float(dropped.mean()),
     }
-
-
-def of_seeded(drawn: Sequence[Batch], deciding: str, success: float) -> dict[str, float]:
-    """Metrics of the samples drawn with solved problems in context: their share of all, and how many of them pass.
-
-    Args:
-      drawn: the rollouts of the step.
-      deciding: the reward that says whether a sample succeeded.
-      success: the reward from which on a sample passes.
-    """
-    seeded = np.concatenate([(d.rollout.lengths > 0) & np.reshape(_seeded(d), (-1, 1)) for d in drawn])
-    decides = np.concatenate([d.by_name[deciding] for d in drawn])[seeded]
-    return {
-        "seeded/share": float(seeded.sum() / sum((d.rollout.lengths > 0).sum() for d in drawn)),
-        "seeded/solved": _mean((decides >= success)[np.isfinite(decides)]),
-    }
-
-
-def _seeded(drawn: Batch) -> PerPrompt:
-    return np.zeros(len(drawn.problems), bool) if drawn.seeded is None else drawn.seeded
 
 
 def _taught(drawn: Batch) -> Samples:

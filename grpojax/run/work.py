@@ -25,8 +25,8 @@ def step_flops(
 
     Args:
       model: the policy.
-      batch: the samples to learn from, and all that were drawn for them. A greedy completion has a program of its own,
-        in which its prompt runs once more.
+      batch: the samples to learn from, and all that were drawn for them. Completions that were drawn beside them have a
+        program of their own, in which their prompts run once more.
       scores: how often the policy scores the samples before the update.
       iterations: number of passes over the samples.
       learned: ``[P, G]``, lengths of the samples in the updates; None takes all. A prompt without samples is left out.
@@ -43,8 +43,8 @@ def step_flops(
     sampled = 0.0
     for drawn in batch.everything:
         sampled += forward_flops(model, drawn)
-        if drawn.greedy_lengths is not None:
-            sampled += flops.forward_flops(model, prompts(drawn), drawn.greedy_lengths[:, None])
+        for more in drawn.besides:
+            sampled += flops.forward_flops(model, prompts(drawn), more.lengths)
     whole = taught = forward_flops(model, batch)
     if learned is not None:
         of = np.asarray(learned).any(1)

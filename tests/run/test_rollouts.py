@@ -185,7 +185,7 @@ def test_a_sample_without_a_reward_retires_no_prompt(share):
             retire=RetireConfig(share=share), deciding="x", state=State(),
         )  # fmt: skip
         judged = SimpleNamespace(
-            problems=problems, by_name={"x": values}, seeded=None, rollout=SimpleNamespace(lengths=lengths)
+            problems=problems, by_name={"x": values}, aided=None, rollout=SimpleNamespace(lengths=lengths)
         )
         curriculum.note([(judged, [0] * 4)])
         return [uid for uid, _ in curriculum.saved()["solved"]]

@@ -46,7 +46,8 @@ Place = tuple[int, int]  # a sample's indices in [P, G]
 # environments as they are at the end.
 COLUMNS = ("environment_reward", "episode", "episode_tokens", "environments")
 
-# What is counted of each episode (`grpojax.run.batch.Batch.episodes`).
+# What is counted of each episode, ``[P, G]`` int: turns, calls of tools, failures among these, and the failures that
+# reached no tool.
 COUNTS = ("turns", "calls", "failures", "malformed")
 
 _LEAST_WAIT = 0.02  # seconds that a round waits for answers at least, as a round costs more than its shortest turn
@@ -70,7 +71,7 @@ class Played:
       lengths: tokens of each, as ``rollout.max_tokens`` counts them: with what the environment answered, and the limit
         itself where an answer had no place any more.
       columns: `COLUMNS`, ``[P * G]`` each; with several processes only those of this one's prompts are known.
-      counts: as `grpojax.run.batch.Batch.episodes`.
+      counts: `COUNTS` by name.
       invalid: why an episode does not count, by place.
       events: how often something befell an episode that is to be known of, by its name in ``episode/...``.
     """

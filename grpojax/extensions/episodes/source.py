@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,8 +20,9 @@ from grpojax.extensions.episodes.types import Environments
 from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.run.batch import Batch
-from grpojax.run.parts.part import Part
+from grpojax.run.parts.part import Part, mean
 from grpojax.run.source import Plain
+from grpojax.types import Array
 
 
 class Episodes(Plain):
@@ -69,8 +71,8 @@ class Episodes(Plain):
             rollout=played.rollout,
             pending=[functools.partial(self.rewarded, wait), functools.partial(without, played.invalid)],
             signals={"full_lengths": played.lengths},
-            episodes=played.counts,
-            events=played.events,
+            known=played.counts,
+            metrics={f"episode/{name}": float(n) for name, n in played.events.items() if n},
         )
 
 
@@ -81,10 +83,49 @@ class OfSeveralTurns(Part):
     players_of = Players.of
     dry_players_of = DryPlayers.dry
 
+    def metrics(self, drawn: Sequence[Batch]) -> dict[str, float]:
+        """As of `of_episodes`."""
+        return of_episodes(drawn)
+
+    def columns(self, batch: Batch) -> dict[str, Array]:
+        """Counts of each episode. How many turns it has is seen from these."""
+        return {name: x for name, x in batch.known.items() if name != "turns"}
+
     @staticmethod
     def environments_of(config: EnvironmentConfig, tokenizer: Any) -> Environments:
         """The environments of a run, which `players_of` takes."""
         return players.environments_of(config, tokenizer)
+
+
+def of_episodes(drawn: Sequence[Batch]) -> dict[str, float]:
+    """Metrics of episodes.
+
+    Args:
+      drawn: the rollouts of a step.
+
+    Returns:
+      Means over episodes: ``episode/turns``, ``episode/calls`` of tools, ``episode/answer_tokens`` that environments
+      answered. ``episode/calling``, the share of episodes with a call, and ``episode/invalid``, that of those which
+      their environment made invalid. ``episode/failures``, the share of calls that failed, and ``episode/malformed``,
+      that of calls which reached no tool. What befell episodes (`Played.events`), counted.
+    """
+    turns, calls, failures, malformed = (
+        np.concatenate([d.known[name].reshape(-1) for d in drawn])
+        for name in ("turns", "calls", "failures", "malformed")
+    )
+    invalid = sum(n for d in drawn for reason, n in d.invalid.items() if reason.startswith("environment/"))
+    events = sum((Counter(d.metrics) for d in drawn), Counter[str]())
+    answered = np.concatenate([(d.rollout.lengths - d.own_lengths).reshape(-1) for d in drawn])
+    return {
+        "episode/turns": mean(turns),
+        "episode/calls": mean(calls),
+        "episode/calling": mean(calls > 0),
+        "episode/failures": float(failures.sum() / calls.sum()) if calls.sum() else math.nan,
+        "episode/malformed": float(malformed.sum() / calls.sum()) if calls.sum() else math.nan,
+        "episode/invalid": invalid / len(turns),
+        "episode/answer_tokens": mean(answered),
+        **events,
+    }
 
 
 def _tell(played: Played) -> None:

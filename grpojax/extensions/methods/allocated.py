@@ -17,7 +17,7 @@ from grpojax.host.console import log
 from grpojax.host.on_host import on_host
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.run.batch import Batch, success_of
-from grpojax.run.parts.part import Part
+from grpojax.run.parts.part import Part, mean
 from grpojax.run.sections import RolloutConfig
 from grpojax.run.source import Plain
 from grpojax.types import Array, PerPrompt, Samples
@@ -43,7 +43,7 @@ class Allocated(Plain):
     its samples under the prompt that they were drawn with, including exemplars. No source that confirms what the paper
     does was available. This way, the sampler and the policy have the same context, the ratio is 1 before the first
     update, and nothing needs a correction. The failed probe, drawn without exemplars, is in no group
-    (`Batch.failed`); by itself it would have no advantage. If no exemplars fit, or no sample is left for it, the
+    (`Batch.set_aside`); by itself it would have no advantage. If no exemplars fit, or no sample is left for it, the
     prompt continues as any other.
 
     Args:
@@ -167,6 +167,34 @@ class Allocation(Part):
 
     draws = Allocated
 
+    def metrics(self, drawn: Sequence[Batch]) -> dict[str, float]:
+        """With exemplars, the share of samples that were drawn with solved problems in context, and how many of these
+        pass."""
+        plan = self.method.plan
+        assert plan is not None
+        return of_seeded(drawn, self.method.deciding, plan.success) if plan.exemplars else {}
+
+    def columns(self, batch: Batch) -> dict[str, Array]:
+        """Whether a prompt had solved problems before it."""
+        return {} if batch.aided is None else {"seeded": batch.aided}
+
+
+def of_seeded(drawn: Sequence[Batch], deciding: str, success: float | None) -> dict[str, float]:
+    """Metrics of the samples drawn with solved problems in context: their share of all, and how many of them pass.
+
+    Args:
+      drawn: the rollouts of the step.
+      deciding: the reward that says whether a sample succeeded.
+      success: the reward from which on a sample passes; None for 1.
+    """
+    seeded = [np.zeros(len(d.problems), bool) if d.aided is None else d.aided for d in drawn]
+    there = [(d.rollout.lengths > 0) & s[:, None] for d, s in zip(drawn, seeded, strict=True)]
+    decides = np.concatenate([d.by_name[deciding] for d in drawn])[np.concatenate(there)]
+    return {
+        "seeded/share": float(sum(x.sum() for x in there) / sum((d.rollout.lengths > 0).sum() for d in drawn)),
+        "seeded/solved": mean((decides >= (1.0 if success is None else success))[np.isfinite(decides)]),
+    }
+
 
 class Phase(NamedTuple):
     """The samples of one phase and their places: ``[n]`` prompts, numbers of their samples, and whether they count."""
@@ -208,8 +236,8 @@ def joined(phases: Sequence[Phase], seeded: PerPrompt | None, batch: Batch) -> B
         reward=whole(*(j.reward for j in each)),
         by_name={name: whole(*(j.by_name[name] for j in each)) for name in each[0].by_name},
         invalid=dict(sum((Counter(j.invalid) for j in each), Counter())),
-        seeded=seeded,
-        failed=failed,
+        aided=seeded,
+        set_aside=failed,
     )
 
 

@@ -33,7 +33,7 @@ from grpojax.run.parts.part import Declared, InRows, Networks, Part, mean, read_
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import State
 from grpojax.run.work import prompts
-from grpojax.types import Tokens
+from grpojax.types import Array, Tokens
 
 
 def critic_model(config: CriticConfig, policy: PolicyShape, critic: variants.Critic | None = None) -> CriticModel:
@@ -183,9 +183,9 @@ class Critic(Part):
             return arrays, {"critic/bias_abs": mean(np.abs(values))}
         return arrays, {"critic/explained_variance": explained_variance(values, targets[learned].astype(np.float64))}
 
-    def columns(self, signals: Mapping[str, Tokens]) -> dict[str, Tokens]:
+    def columns(self, batch: Batch) -> dict[str, Array]:
         """The critic's output for every token before the updates, as the advantages read it."""
-        return {ROLE: np.asarray(self.rule.loss.prediction(signals[self.rule.signal]), np.float64)}
+        return {ROLE: np.asarray(self.rule.loss.prediction(batch.signals[self.rule.signal]), np.float64)}
 
     def flops(self, batch: Batch) -> dict[str, float]:
         forward = models.forward_flops(self.model.config, prompts(batch), batch.rollout.lengths)

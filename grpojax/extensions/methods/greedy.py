@@ -2,8 +2,11 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from grpojax import data
 from grpojax.evaluation import submit
@@ -44,6 +47,12 @@ class Greedy(Part):
     draws = WithGreedy
     signals = {"greedy_rewards": Declared("P", "rewards of the greedy completions")}
 
+    def metrics(self, drawn: Sequence[Batch]) -> dict[str, float]:
+        """The mean reward of the greedy completions."""
+        rewards = np.concatenate([d.signals["greedy_rewards"] for d in drawn if "greedy_rewards" in d.signals])
+        known = rewards[np.isfinite(rewards)]
+        return {"greedy_reward": float(known.mean()) if known.size else math.nan}
+
 
 def with_greedy(greedy: Rollout, wait: Callable[[], Scores], batch: Batch) -> Batch:
     """The batch with the rewards of its greedy completions, for which ``wait`` waits."""
@@ -52,5 +61,5 @@ def with_greedy(greedy: Rollout, wait: Callable[[], Scores], batch: Batch) -> Ba
         batch,
         invalid={**batch.invalid} | {f"greedy/{kind}": n for kind, n in scores.invalid.items()},
         signals={**batch.signals, "greedy_rewards": scores.total},
-        greedy_lengths=greedy.lengths[:, 0],
+        besides=[*batch.besides, greedy],
     )

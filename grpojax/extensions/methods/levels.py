@@ -194,11 +194,11 @@ class LevelCurriculum:
         """Updates the solve rates of the samples' levels."""
         for batch, _ in drawn:
             values, levels = batch.by_name[self._deciding], [p.level for p in batch.problems]
-            if batch.seeded is not None:
-                values = np.where(batch.seeded[:, None], np.nan, values)
-            if batch.failed is not None:
-                values = np.concatenate([values, batch.failed.by_name[self._deciding]])
-                levels += [p.level for p in batch.failed.problems]
+            if batch.aided is not None:
+                values = np.where(batch.aided[:, None], np.nan, values)
+            if batch.set_aside is not None:
+                values = np.concatenate([values, batch.set_aside.by_name[self._deciding]])
+                levels += [p.level for p in batch.set_aside.problems]
             given, use, setting = self._config.success, "levels are drawn", "rollout.curriculum.success"
             success = success_of(values, self._deciding, given, use=use, setting=setting)
             for level in self._batches.levels:

@@ -81,7 +81,8 @@ class Partial(Plain):
     def next(self, state: State, first: Batch) -> Batch:
         """As `Plain`, with the groups that continue."""
         made = super().next(state, first)
-        return dataclasses.replace(made, waiting=self.places.carried.waiting)
+        waiting = float(self.places.carried.waiting.mean())
+        return dataclasses.replace(made, metrics={**made.metrics, "rollout/waiting": waiting})
 
     def version(self, started: Sequence[Batch], drawn: Sequence[Batch], learned: PerPrompt | None = None) -> int:
         """Number of updates in the weights that drew the oldest token to learn from; as `Plain`."""

@@ -209,8 +209,20 @@ class Part:
         """The part of the state that changes after the step, by role."""
         return {}
 
-    def columns(self, signals: Mapping[str, Tokens]) -> dict[str, Tokens]:
-        """Columns of the samples file, a number for each token: ``[P, G, T]`` by name, from the batch's signals."""
+    def metrics(self, drawn: Sequence[Batch]) -> dict[str, float]:
+        """Metrics of the step.
+
+        Args:
+          drawn: all that was drawn for it, rollout by rollout, also what a filter dropped.
+        """
+        return {}
+
+    def columns(self, batch: Batch) -> dict[str, Array]:
+        """Columns of the samples file: a value for each prompt ``[P]``, sample ``[P, G]`` or token ``[P, G, T]``.
+
+        Args:
+          batch: with its advantages, and the signals of all parts.
+        """
         return {}
 
     def flops(self, batch: Batch) -> dict[str, float]:

@@ -38,7 +38,7 @@ def test_its_reward_is_the_baseline_and_without_one_nothing_is_learned(trainer):
     plain = SamplerConfig(group=1, temperature=0.0, max_tokens=7)
     greedy = policy.fetch(policy.sample(source.params(trainer.state), prompts, jax.random.key(5), plain), 6)
     lengths, tokens = greedy.lengths[:, 0], greedy.tokens[:, 0]
-    assert judged.greedy_lengths.tolist() == lengths.tolist()
+    assert judged.besides[0].lengths[:, 0].tolist() == lengths.tolist()
     gold = np.array([int(p.gold) for p in problems])
     want = np.where((tokens.sum(1) + gold) % 2, np.nan, tokens[:, 0])
     np.testing.assert_array_equal(judged.signals["greedy_rewards"], want)
@@ -89,7 +89,7 @@ def test_it_trains_with_a_filter_and_counts_what_it_draws(recipe, tmp_path):
     assert lines[-1]["num_tokens"] == sum(n for _, n in seen)
     of_uid = {}
     for drawn, _ in seen:
-        of_uid |= {p.uid: x for p, x in zip(drawn.problems, drawn.with_rewards().greedy_lengths, strict=True)}
+        of_uid |= {p.uid: x for p, x in zip(drawn.problems, drawn.with_rewards().besides[0].lengths[:, 0], strict=True)}
     for batch in batches[:1]:  # the weights are the same for all of the first step's rollouts
         assert batch.signals["greedy_rewards"].tolist() == [of_uid[p.uid] for p in batch.problems]
     assert all(np.isfinite(line["greedy_reward"]) for line in lines)

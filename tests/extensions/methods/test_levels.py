@@ -124,9 +124,9 @@ def curriculum(levels="aab", **options):
     return LevelCurriculum(made, 2, 0, config=CurriculumConfig(**options), deciding="x", state=State()), problems
 
 
-def judged(problems, values, seeded=None, failed=None):
+def judged(problems, values, aided=None, set_aside=None):
     values = np.array(values, np.float32)
-    return SimpleNamespace(problems=problems, by_name={"x": values}, seeded=seeded, failed=failed)
+    return SimpleNamespace(problems=problems, by_name={"x": values}, aided=aided, set_aside=set_aside)
 
 
 def test_rates_are_of_samples_without_solved_problems_before_them():

@@ -67,7 +67,7 @@ def test_a_failed_probe_is_followed_by_samples_of_the_seeded_prompt(seeded):
     params = source.params(seeded.state)
     plain, after = alone(source, params, problems), alone(source, params, before)
     fails = [p.uid in FAILS or n % 2 == 0 for p, n in zip(problems, first_lengths(plain, problems), strict=True)]
-    assert judged.seeded.tolist() == fails and set(fails) == {True, False}
+    assert judged.aided.tolist() == fails and set(fails) == {True, False}
     counts = (judged.rollout.lengths > 0).sum(1)
     assert counts.sum() == 6 * 4 - sum(fails) and counts[:3].min() > 1
     assert list(drawn.problems) == [new if f else old for old, new, f in zip(problems, before, fails, strict=True)]
@@ -77,7 +77,7 @@ def test_a_failed_probe_is_followed_by_samples_of_the_seeded_prompt(seeded):
         np.testing.assert_array_equal(judged.rollout.tokens[p, :n], want.tokens[p, first : first + n])
         np.testing.assert_allclose(judged.rollout.logps[p, :n], want.logps[p, first : first + n], atol=1e-5)
         assert np.isfinite(judged.total[p, :n]).all() and np.isnan(judged.total[p, n:]).all()
-    failed = judged.failed
+    failed = judged.set_aside
     assert failed.rollout.lengths.shape == (sum(fails), 7) and (failed.total[:, 0] == 0).all()
     assert np.isnan(failed.total[:, 1:]).all() and (failed.rollout.lengths[:, 1:] == 0).all()
     assert list(failed.problems) == [p for p, f in zip(problems, fails, strict=True) if f]
@@ -102,7 +102,7 @@ def test_without_solved_problems_nothing_is_seeded(seeded, monkeypatch):
     monkeypatch.setattr(source._exemplars, "_pool", {})
     problems = [seeded.source.problems[i] for i in (*FAILS, *PASSES)]
     judged = source.draw(source.params(seeded.state), problems, 3).arrived().with_rewards()
-    assert not judged.seeded.any() and judged.failed is None and (judged.rollout.lengths > 0).sum() == 24
+    assert not judged.aided.any() and judged.set_aside is None and (judged.rollout.lengths > 0).sum() == 24
 
 
 @pytest.mark.usefixtures("fakes")
@@ -111,7 +111,7 @@ def test_exemplars_that_never_fit_are_told(seeded, monkeypatch, caplog):
     monkeypatch.setattr(source._exemplars, "_longest", 10)
     problems = [seeded.source.problems[i] for i in (*FAILS, *PASSES)]
     judged = source.draw(source.params(seeded.state), problems, 3).arrived().with_rewards()
-    assert not judged.seeded.any()
+    assert not judged.aided.any()
     assert re.search("no exemplar can be put before any of [1-6] prompts: raise data.max", caplog.text)
 
 
@@ -143,17 +143,17 @@ def test_seeded_samples_are_learned_under_the_prompt_they_were_drawn_under(run):
     trainer, directory, kept, apart = run
     lines = [line for line in numbers(directory) if "reward" in line]
     assert max(apart) < 1e-4 and all(np.isfinite(line["loss"]) for line in lines)
-    assert sum(j.seeded.sum() for j in kept) > 2 and not kept[0].seeded.any()
+    assert sum(j.aided.sum() for j in kept) > 2 and not kept[0].aided.any()
     for line, judged in zip(lines, kept, strict=True):
         there = judged.rollout.lengths > 0
-        assert there.sum() + judged.seeded.sum() == 24
-        assert line["seeded/share"] == pytest.approx(there[judged.seeded].sum() / 24)
-        rewards = judged.total[judged.seeded][there[judged.seeded]]
+        assert there.sum() + judged.aided.sum() == 24
+        assert line["seeded/share"] == pytest.approx(there[judged.aided].sum() / 24)
+        rewards = judged.total[judged.aided][there[judged.aided]]
         assert line["seeded/solved"] == (pytest.approx(rewards.mean()) if rewards.size else None)
-        tokens = sum(int(j.rollout.lengths.sum()) for j in (judged, judged.failed) if j is not None)
+        tokens = sum(int(j.rollout.lengths.sum()) for j in (judged, judged.set_aside) if j is not None)
         assert line["completions/mean_length"] == pytest.approx(tokens / 24)
     counts = (kept[-1].rollout.lengths > 0).sum(1)
-    assert [r["seeded"] for r in read_samples(directory, 3)[1]] == np.repeat(kept[-1].seeded, counts).tolist()
+    assert [r["seeded"] for r in read_samples(directory, 3)[1]] == np.repeat(kept[-1].aided, counts).tolist()
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_a_resumed_run_shows_what_it_would_have_shown(recipe, run, tmp_path):
     assert again.state.step == 2 and train(again)
     assert numbers(tmp_path / "parts") == numbers(run[1])
     assert [tuple(x) for x in again.state.kept["exemplars"]] == run[0].state.kept["exemplars"]
-    assert any(judged.seeded.any() for judged in run[2][2:])
+    assert any(judged.aided.any() for judged in run[2][2:])
 
 
 def test_what_is_solved_with_solutions_before_it_is_not_solved():
@@ -191,7 +191,7 @@ def test_what_is_solved_with_solutions_before_it_is_not_solved():
         Problems(tuple(problems), (1.0,), 0, (), "", len), 2, 0, retire=retire, deciding="x", state=State()
     )
     judged = SimpleNamespace(
-        problems=problems, by_name={"x": np.ones((3, 2))}, seeded=np.array([True, False, False]),
+        problems=problems, by_name={"x": np.ones((3, 2))}, aided=np.array([True, False, False]),
         rollout=SimpleNamespace(lengths=np.full((3, 2), 4)),
     )  # fmt: skip
     curriculum.note([(judged, [0, 0, 0])])
