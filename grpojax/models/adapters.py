@@ -7,7 +7,7 @@ factors are a separate tree (`FACTORS`). Only this tree learns, and a checkpoint
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -17,9 +17,10 @@ from jax.typing import DTypeLike
 
 from grpojax.device import Program, cut
 from grpojax.host.errors import UserError, require
-from grpojax.models import quantised
+from grpojax.models import matrix
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.quantised import Int8, Matrix, Precision
+from grpojax.models.matrix import Kernel, Matrix, OfArray, Precision, Times
+from grpojax.models.quantised import Int8Matrix
 from grpojax.models.weight_table import (
     DECODER,
     Initialiser,
@@ -153,8 +154,8 @@ class Factors(NamedTuple):
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("base", "factors"), meta_fields=("scale",))
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Adapted:
-    """A frozen weight ``[in, out]`` with its factors, or several stacked. It replaces the weight in a tree of weights.
+class Adapted(Matrix):
+    """A frozen weight ``[in, out]`` with its factors, or several stacked.
 
     Attributes:
       base: the weight, which gets no gradient.
@@ -162,23 +163,18 @@ class Adapted:
       scale: multiplies the factors' product.
     """
 
-    base: Matrix
+    base: Kernel
     factors: Factors | None
     scale: float
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the weight."""
-        return (self.base.values if isinstance(self.base, Int8) else self.base).shape
-
-    @property
     def ndim(self) -> int:
-        """Number of axes of the weight."""
-        return len(self.shape)
+        """As of a `Matrix`."""
+        return self.base.ndim
 
-    def after(self, x: Array, precision: Precision = None) -> Array:
-        """``x [n, in]`` times the weight with its factors, ``[n, out]`` in ``x``'s dtype."""
-        y, f = _product(x, self.base, precision), self.factors
+    def matmul(self, x: Array, precision: Precision) -> Array:
+        """As of a `Matrix`. The base has no gradient."""
+        y, f = matrix.frozen_matmul(x, self.base, precision), self.factors
         if f is None:
             return y
         multiply = functools.partial(jnp.matmul, precision=precision)
@@ -187,22 +183,23 @@ class Adapted:
             return y
         return (y * (f.magnitude / self._norms()).astype(jnp.float32)).astype(x.dtype)
 
+    def stacked(self, x: Array, times: Times) -> Array:
+        """As of a `Matrix`."""
+        y, f = matrix.stacked(x, self.base, times), self.factors
+        return y if f is None else y + times.array((times.first or times).array(x, f.a) * self.scale, f.b)
+
     def merged(self) -> Array:
         """The weight as one array: in float32 if there are factors, otherwise in the base's dtype (int8 as float32)."""
         f = self.factors
         if f is None:
-            return _plain(self.base) if isinstance(self.base, Int8) else self.base
+            return matrix.merged(self.base)
         w = _plain(self.base) + self.scale * jnp.matmul(f.a, f.b, precision="highest")
         return w if f.magnitude is None else w * (f.magnitude / self._norms())
 
-    def each(self, f: Callable[[Array, tuple[str, ...], Any], Array], axes: tuple[str, ...], dtype: Any) -> "Adapted":
-        """Applies ``f(array, logical axes, dtype)`` to each of its arrays. Factors and a float base get ``dtype``."""
+    def map(self, f: OfArray, axes: tuple[str, ...], dtype: Any) -> "Adapted":
+        """Applies ``f`` to base and factors; norms are float32."""
         *lead, rows, columns = axes
-        base, factors = self.base, self.factors
-        if isinstance(base, Int8):
-            base = Int8(f(base.values, axes, jnp.int8), f(base.scale, (*lead, columns), jnp.float32))
-        else:
-            base = f(base, axes, dtype)
+        base, factors = matrix.each(self.base, f, axes, dtype), self.factors
         if factors is not None:
             m = factors.magnitude
             factors = Factors(
@@ -222,27 +219,9 @@ class Adapted:
         return jnp.sqrt(jnp.maximum(jnp.square(w).sum(0) + (f.b * crossed).sum(0), jnp.finfo(jnp.float32).tiny))
 
 
-def _plain(base: Matrix) -> Array:
+def _plain(base: Kernel) -> Array:
     """A weight, or those of all layers stacked, in float32."""
-    if isinstance(base, Int8):
-        return base.values.astype(jnp.float32) * jnp.expand_dims(base.scale, -2)
-    return base.astype(jnp.float32)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x: Array, base: Matrix, precision: Precision) -> Array:
-    """``x [n, in]`` times a frozen weight. Its gradient is not computed, so ``x`` is not kept for the backward pass."""
-    return quantised.matmul(x, base, precision)
-
-
-def _product_backward(precision: Precision, base: Matrix, g: Array) -> tuple[Array, None]:
-    if isinstance(base, Int8):
-        g = (g.astype(jnp.float32) * base.scale).astype(g.dtype)
-        return g @ base.values.astype(g.dtype).T, None
-    return jnp.matmul(g, base.T, precision=precision), None
-
-
-_product.defvjp(lambda x, base, precision: (_product(x, base, precision), base), _product_backward)
+    return matrix.merged(base).astype(jnp.float32)
 
 
 # ------------------------------------------------------------------------------------------------ trees
@@ -299,7 +278,7 @@ def on_base(params: Any, config: AdapterConfig) -> Any:
 
 
 # One layer after the other: all layers in float32 would take twice the memory of the weights.
-_eight_bits = Program("", lambda x: jax.lax.map(lambda w: quantised.quantise(w, -2), x))
+_eight_bits = Program("", lambda x: jax.lax.map(lambda w: Int8Matrix.of(w, -2), x))
 
 
 def joined(base: Any, factors: Mapping[str, Array]) -> Any:
@@ -397,7 +376,7 @@ def merged(params: Any, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
     """Merges all factors of a tree of weights into their base. The result has ``dtype`` and the training shardings."""
 
     def one(x: Any) -> Any:
-        return (x.merged() if isinstance(x, Adapted) else x).astype(dtype)
+        return matrix.merged(x).astype(dtype)
 
     def whole(path: Any, x: Any) -> Any:
         # One layer after the other: all layers in float32 would take twice the memory of the weights.
@@ -427,7 +406,7 @@ def first(config: AdapterConfig, decoder: DecoderConfig, base: Any, seed: int, m
         def params(self) -> Any:
             return self.key
 
-    def make(frozen: Mapping[str, Matrix]) -> dict[str, Array]:
+    def make(frozen: Mapping[str, Kernel]) -> dict[str, Array]:
         made = {}
         for name, x in shapes.items():
             keys = Keys(jax.random.fold_in(jax.random.key(seed), numbers[name]))
@@ -440,7 +419,7 @@ def first(config: AdapterConfig, decoder: DecoderConfig, base: Any, seed: int, m
     return Program("", make, out=placed)(frozen)
 
 
-def _column_norms(w: Matrix) -> Array:
+def _column_norms(w: Kernel) -> Array:
     return jnp.sqrt(jnp.square(_plain(w)).sum(0))
 
 

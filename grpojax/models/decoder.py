@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from grpojax.models import attention as att
-from grpojax.models import blocked_attention, quantised
+from grpojax.models import blocked_attention, matrix
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, Kind
 from grpojax.models.delta_net import DeltaLayer, Projected, States, by_layer
@@ -92,7 +92,7 @@ class Decoder(nnx.Module):
 
     @property
     def unembed(self) -> Any:
-        """The output projection ``[V, D]``: an array, or an `Int8` if a rollout uses int8 weights."""
+        """The output projection ``[V, D]``."""
         return (self.head if self.config.own_head else self.embed).get_value()
 
 
@@ -120,16 +120,14 @@ def embed_tokens(model: Decoder, tokens: Array, compute: Compute, *, whole: bool
 def _embedded(model: Decoder, tokens: Array, compute: Compute, *, whole: bool) -> Array:
     table, mesh, dtype = model.embed.get_value(), compute.mesh, jnp.dtype(compute.dtype)
     if mesh is None:
-        return quantised.take_rows(table, tokens, dtype)
+        return matrix.take(table, tokens, dtype)
 
     def look_up(table, tokens):
         return rows_of_shards(table, tokens, dtype, whole=whole)
 
     rules = ROLLOUT if whole else TRAIN
     shards = spec(("shard",), rules)
-    cut: Any = spec(DECODER["embed"].axes, rules)
-    if isinstance(table, quantised.Int8):
-        cut = quantised.Int8(cut, spec(DECODER["embed"].axes[:1], rules))
+    cut = matrix.each(table, lambda _, axes, __: spec(axes, rules), DECODER["embed"].axes)
     return jax.shard_map(look_up, mesh=mesh, in_specs=(cut, shards), out_specs=shards)(table, tokens)
 
 
@@ -140,7 +138,7 @@ def rows_of_shards(table: Any, tokens: Array, dtype: Any, *, whole: bool = False
     count = jax.tree.leaves(table)[0].shape[0]
     row = tokens - jax.lax.axis_index("tensor") * count
     here = (row >= 0) & (row < count)
-    x = jnp.where(here[..., None], quantised.take_rows(table, row, dtype, mode="clip"), jnp.zeros((), dtype))
+    x = jnp.where(here[..., None], matrix.take(table, row, dtype, mode="clip"), jnp.zeros((), dtype))
     x = jax.lax.psum(x, "tensor")
     return x if whole else jax.lax.all_to_all(x, TRAIN["embed"], 0, x.ndim - 1, tiled=True)
 
@@ -555,6 +553,6 @@ def score(
 def logits(model: Decoder, hidden: Array, compute: Compute) -> Array:
     """Float32 logits ``[..., V]`` of normed hidden states, for the sampler. The logits of unused rows are masked."""
     w = model.unembed
-    if not isinstance(w, quantised.Int8):
+    if not matrix.is_ready(w):
         w = gather_weight(w, compute.mesh, jnp.dtype(compute.dtype), *DECODER["embed"].axes)
-    return mask_unused(att.capped(quantised.unembed(hidden, w), model.config.logits_cap), model.config.unused_rows)
+    return mask_unused(att.capped(matrix.unembed(hidden, w), model.config.logits_cap), model.config.unused_rows)

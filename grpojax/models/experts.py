@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from grpojax.models import dispatch, quantised
-from grpojax.models.adapters import Adapted
+from grpojax.models import dispatch, matrix
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, Experts
 from grpojax.models.layers import Layer, gated
+from grpojax.models.matrix import Kernel, Times
 from grpojax.models.weight_table import DECODER
 from grpojax.sharding import ROLLOUT, TRAIN, spec
 from grpojax.types import Array, Rows
@@ -112,7 +112,7 @@ Observe = Callable[[Routing], Any]  # of a layer's tokens, to any pytree of arra
 class Biased(NamedTuple):
     """A product of each expert with a bias: its kernel ``[E, in, out]`` and its bias ``[E, out]``."""
 
-    kernel: quantised.Matrix | Adapted
+    kernel: Kernel
     bias: Array
 
 
@@ -131,30 +131,20 @@ class Inner(NamedTuple):
 
 _SWIGLU = Inner()
 
-Kernels = quantised.Matrix | Adapted | Biased  # of all experts
-Multiply = Callable[[Array, quantised.Matrix], Array]
+Kernels = Kernel | Biased  # of all experts
 
 # (tokens [n, D], routing, gate and up [E, D, F], down [E, F, D]) -> the experts' weighted outputs, [n, D] float32.
 Apply = Callable[..., Array]
 
 
-def _whole(multiply: Multiply, bias: Callable[[Array], Array], last: Multiply | None = None) -> Callable[..., Array]:
-    """``multiply`` for kernels that may have factors or biases.
-
-    Args:
-      multiply: ``(x, w)``, by a weight that has neither.
-      bias: what to add to the products for a bias ``[E, out]``.
-      last: the product with B, and with a weight that has no factors; None if it is that with A, ``multiply``.
-    """
-    last = last or multiply
+def _multiply(times: Times, bias: Callable[[Array], Array]) -> Callable[[Array, Kernels], Array]:
+    """The product with kernels, as ``times`` says. If they have a bias ``[E, out]``, it adds what ``bias`` makes of
+    that."""
 
     def product(x: Array, w: Kernels) -> Array:
         if isinstance(w, Biased):
-            return product(x, w.kernel) + bias(w.bias)
-        if not isinstance(w, Adapted):
-            return last(x, w)
-        y, f = last(x, w.base), w.factors
-        return y if f is None else y + last(multiply(x, f.a) * w.scale, f.b)
+            return matrix.stacked(x, w.kernel, times) + bias(w.bias)
+        return matrix.stacked(x, w, times)
 
     return product
 
@@ -167,13 +157,14 @@ def grouped(h: Array, routing: Routing, gate: Kernels, up: Kernels, down: Kernel
     count = jax.tree.leaves(gate)[0].shape[0]
     sizes = (expert[:, None] == jnp.arange(count, dtype=jnp.int32)).sum(0, dtype=jnp.int32)
 
-    def product(x: Array, w: quantised.Matrix) -> Array:
-        if not isinstance(w, quantised.Int8):
-            return jax.lax.ragged_dot(x, w, sizes)
-        y = jax.lax.ragged_dot(x, w.values.astype(x.dtype), sizes, preferred_element_type=jnp.float32)
-        return (y * w.scale[expert[order]]).astype(x.dtype)
+    def array(x: Array, w: Array) -> Array:
+        return jax.lax.ragged_dot(x, w, sizes)
 
-    multiply = _whole(product, lambda bias: bias[expert[order]])
+    def scaled(x: Array, values: Array, scale: Array) -> Array:
+        y = jax.lax.ragged_dot(x, values.astype(x.dtype), sizes, preferred_element_type=jnp.float32)
+        return (y * scale[expert[order]]).astype(x.dtype)
+
+    multiply = _multiply(Times(array, scaled), lambda bias: bias[expert[order]])
     x = _permuted(jnp.broadcast_to(h[:, None], (n, k, h.shape[-1])).reshape(n * k, -1), order, back)
     y = _permuted(multiply(inner(multiply(x, gate), multiply(x, up)), down), back, order)
     return (y.reshape(n, k, -1).astype(jnp.float32) * routing.weights[..., None]).sum(1)
@@ -191,30 +182,30 @@ _permuted.defvjp(lambda x, order, back: (x[order], back), lambda back, g: (g[bac
 def every(h: Array, routing: Routing, gate: Kernels, up: Kernels, down: Kernels, inner: Inner = _SWIGLU) -> Array:
     """Runs each expert on every token. This does the work of all experts. `grouped` must give the same result."""
 
-    def product(x: Array, w: quantised.Matrix) -> Array:
-        sums = "nd,edf->enf" if x.ndim == 2 else "end,edf->enf"
-        if not isinstance(w, quantised.Int8):
-            return jnp.einsum(sums, x, w)
-        y = jnp.einsum(sums, x, w.values.astype(x.dtype), preferred_element_type=jnp.float32)
-        return (y * w.scale[:, None]).astype(x.dtype)
+    def sums(x: Array) -> str:
+        return "nd,edf->enf" if x.ndim == 2 else "end,edf->enf"
 
-    def summed(x: Array, w: quantised.Matrix) -> Array:
-        if not isinstance(w, quantised.Int8):
-            return jnp.einsum("enf,efd->nd", x, w, preferred_element_type=jnp.float32)
-        y = jnp.einsum("enf,efd->end", x, w.values.astype(x.dtype), preferred_element_type=jnp.float32)
-        return (y * w.scale[:, None]).sum(0)
+    def scaled(x: Array, values: Array, scale: Array) -> Array:
+        return jnp.einsum(sums(x), x, values.astype(x.dtype), preferred_element_type=jnp.float32) * scale[:, None]
+
+    each = Times(lambda x, w: jnp.einsum(sums(x), x, w), lambda x, *w: scaled(x, *w).astype(x.dtype))
+    summed = Times(
+        lambda x, w: jnp.einsum("enf,efd->nd", x, w, preferred_element_type=jnp.float32),
+        lambda x, *w: scaled(x, *w).sum(0),
+        first=each,
+    )
 
     count = jax.tree.leaves(gate)[0].shape[0]
     chosen = routing.chosen[..., None] == jnp.arange(count, dtype=jnp.int32)  # [n, k, E]
     weights = jnp.where(chosen, routing.weights[..., None], 0.0).sum(1)
-    multiply = _whole(product, lambda bias: bias[:, None])
+    multiply = _multiply(each, lambda bias: bias[:, None])
     mid = inner(multiply(h, gate), multiply(h, up))
     mid = (mid.astype(jnp.float32) * weights.T[..., None]).astype(h.dtype)
 
     def of_experts(bias: Array) -> Array:  # one for each token
         return jnp.einsum("ne,ed->nd", weights, bias.astype(jnp.float32), precision="highest")
 
-    return _whole(product, of_experts, summed)(mid, down)
+    return _multiply(summed, of_experts)(mid, down)
 
 
 _FEW = 128  # tokens of a device: up to this many, an accelerator needs more time to read all experts than to multiply
@@ -376,19 +367,11 @@ class MixtureLayer(Layer):
         if mesh is None:
             return run(h, self.kept, *weights)
         shards, axes = spec(("shard",), ROLLOUT), [DECODER[name].axes[1:] for name in names]
-        copies = [_each(lambda x, axes: _copies(x, mesh, axes), w, of) for w, of in zip(weights, axes, strict=True)]
-        cuts = [_each(lambda _, axes: _cut_copies(axes), w, of) for w, of in zip(weights, axes, strict=True)]
+        of_axes = [*zip(weights, axes, strict=True)]
+        copies = [matrix.each(w, lambda x, axes, _: _copies(x, mesh, axes), of) for w, of in of_axes]
+        cuts = [matrix.each(w, lambda _, axes, __: _cut_copies(axes), of) for w, of in of_axes]
         run_shards = jax.shard_map(whole, mesh=mesh, in_specs=(shards, shards, *cuts), out_specs=shards)
         return run_shards(h, self.kept, *copies)
-
-
-def _each(f: Callable[[Array, tuple[str, ...]], Any], w: Any, axes: tuple[str, ...]) -> Any:
-    """Applies ``f(array, logical axes)`` to each array of a layer's weight."""
-    if isinstance(w, Adapted):
-        return w.each(lambda x, axes, _: f(x, axes), axes, None)
-    if isinstance(w, quantised.Int8):
-        return quantised.Int8(f(w.values, axes), f(w.scale, axes[:-2] + axes[-1:]))
-    return f(w, axes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from grpojax.models import kv_heads, quantised
-from grpojax.models.adapters import Adapted
+from grpojax.models import kv_heads, matrix
 from grpojax.models.attention import Logits
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
@@ -257,28 +256,6 @@ def gelu_gated(gate: Array, up: Array) -> Array:
     return jax.nn.gelu(gate, approximate=True) * up
 
 
-class TransposedKernel(NamedTuple):
-    """A kernel stored as ``[out, in]`` that is the first factor of its products. A CPU multiplies it with a few rows in
-    place; it would copy a kernel ``[in, out]`` to another layout for each product. It replaces the kernel in a tree of
-    weights.
-
-    Attributes:
-      values: ``[out, in]``.
-    """
-
-    values: Array
-
-    @classmethod
-    def of(cls, kernel: Array) -> "TransposedKernel":
-        """Transposes a kernel ``[in, out]``."""
-        return cls(jax.lax.optimization_barrier(kernel.T))
-
-    def after(self, x: Array) -> Array:
-        """``x [n, in]`` times the kernel, ``[n, out]``."""
-        y = jax.lax.dot_general(self.values, x, (((1,), (1,)), ((), ())))
-        return jax.lax.optimization_barrier(y).T  # without it the compiler makes the kernel the second factor again
-
-
 Attend = Callable[[Array, Array, Array, Logits | None], tuple[Array, Any]]
 _GATES = {"silu": gated, "gelu_tanh": gelu_gated}
 _MLP_TOKENS = 1024  # tokens of a shard that the MLP takes at once if memory is short (`Compute.lean`)
@@ -312,11 +289,10 @@ class Layer:
         self.mesh, self.lean = compute.mesh, compute.lean
         dtype = jnp.dtype(compute.dtype)
 
-        def gather(name: str, w: Any) -> Any:
-            if isinstance(w, quantised.Int8 | TransposedKernel):  # a rollout's weight, which is whole already
+        def gather(name: str, w: matrix.Kernel) -> Any:
+            if matrix.is_ready(w):
                 return w
-            axes, kept = DECODER[name].axes[1:], jnp.dtype(jnp.float32) if DECODER[name].exact else dtype
-            return w.each(whole, axes, kept) if isinstance(w, Adapted) else whole(w, axes, kept)
+            return matrix.each(w, whole, DECODER[name].axes[1:], jnp.dtype("float32") if DECODER[name].exact else dtype)
 
         def whole(w: Array, axes: tuple[str, ...], dtype: Any) -> Array:
             if one is not None and w.ndim >= 2 and w.dtype != dtype:
@@ -334,10 +310,7 @@ class Layer:
         exact = DECODER[name].exact
         precision = "highest" if exact else None
         rows = rows.astype(jnp.float32) if exact else rows
-        if isinstance(w, TransposedKernel):
-            y = w.after(rows)
-        else:
-            y = w.after(rows, precision) if isinstance(w, Adapted) else quantised.matmul(rows, w, precision)
+        y = matrix.matmul(rows, w, precision)
         y = y + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y
         return y.reshape(*x.shape[:-1], -1)
 

@@ -10,31 +10,31 @@ KIVI (arXiv:2402.02750) stores values in the same way, but keys with one scale f
 bits do not need that, and with a scale for each token, the stored numbers of a token never change.
 """
 
+import dataclasses
+import functools
 from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from grpojax.models.matrix import Matrix, OfArray, Precision, Times, unembed
 from grpojax.types import Array
 
 
 class Int8(NamedTuple):
-    """A weight in eight bits, or those of all layers stacked; it replaces the weight in a tree of weights. Also used
-    for keys and values.
+    """Numbers in eight bits.
 
     Attributes:
-      values: int8 in [-127, 127], with the weight's shape.
-      scale: for a weight, float32 with its shape without the axis that a product sums over. For keys and values,
-        bfloat16 with their shape without the axis of a head's numbers.
+      values: int8 in [-127, 127].
+      scale: float32 or bfloat16, with the shape of the values without the axis that shares one scale.
     """
 
     values: Array
     scale: Array
 
 
-Matrix = Array | Int8
-Precision = Literal["highest"] | None  # of a product, as jax.numpy.matmul takes it
+Stored = Array | Int8  # keys or values, as a cache has them
 
 CACHE_SCALE = jnp.bfloat16  # half the bytes of float32; adds no error, since values are rounded with the rounded scale
 
@@ -62,33 +62,73 @@ def quantise(w: Array, axis: int, scale_dtype: DTypeLike = jnp.float32) -> Int8:
     return Int8(values.astype(jnp.int8), kept)
 
 
-def matmul(x: Array, w: Matrix, precision: Precision = None) -> Array:
-    """``x [n, in]`` times ``w [in, out]``: ``[n, out]`` in ``x``'s dtype. Sums with eight-bit weights are float32.
-    ``precision`` is that of other products.
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("values", "scale"), meta_fields=("summed",))
+@dataclasses.dataclass(frozen=True)
+class Int8Matrix(Matrix):
+    """A weight in eight bits, or those of several layers or experts stacked.
+
+    Attributes:
+      values: int8 in [-127, 127], with the weight's shape.
+      scale: float32, without the axis that a product sums over.
+      summed: that axis, from the end: -2 for a weight ``[in, out]``, -1 for a table ``[V, D]``.
 
     Example:
-      >>> matmul(jnp.ones((1, 2)), quantise(jnp.array([[1.27, 2.54], [-0.5, 0.0]]), 0)).round(2).tolist()
+      >>> w = Int8Matrix.of(jnp.array([[1.27, 2.54], [-0.5, 0.0]]), 0)
+      >>> w.matmul(jnp.ones((1, 2)), None).round(2).tolist()
       [[0.7699999809265137, 2.5399999618530273]]
+      >>> table = Int8Matrix.of(jnp.array([[1.27, 0.5], [0.0, 2.54]]), 1)
+      >>> table.take(jnp.array([1]), "float32").round(2).tolist()
+      [[0.0, 2.5399999618530273]]
     """
-    if not isinstance(w, Int8):
-        return jnp.matmul(x, w, precision=precision)
-    y = jnp.matmul(x, w.values.astype(x.dtype), preferred_element_type=jnp.float32)
-    return (y * w.scale).astype(x.dtype)
+
+    values: Array
+    scale: Array
+    summed: int = -2
+    ready = True
+
+    @classmethod
+    def of(cls, w: Array, summed: int) -> "Int8Matrix":
+        """Rounds a float weight (`quantise`), whose axis ``summed`` a product sums over."""
+        return cls(*quantise(w, summed), summed if summed < 0 else summed - w.ndim)
+
+    @property
+    def ndim(self) -> int:
+        """As of a `Matrix`."""
+        return self.values.ndim
+
+    def merged(self) -> Array:
+        """In float32."""
+        return self.values.astype(jnp.float32) * jnp.expand_dims(self.scale, self.summed)
+
+    def map(self, f: OfArray, axes: tuple[str, ...], dtype: Any) -> "Int8Matrix":
+        """Applies ``f`` to values and scale, which have dtypes of their own."""
+        of_scale = axes[: self.summed] + axes[len(axes) + self.summed + 1 :]
+        return Int8Matrix(f(self.values, axes, jnp.int8), f(self.scale, of_scale, jnp.float32), self.summed)
+
+    def matmul(self, x: Array, precision: Precision) -> Array:
+        """As of a `Matrix`; the sums are float32."""
+        y = jnp.matmul(x, self.values.astype(x.dtype), preferred_element_type=jnp.float32)
+        return (y * self.scale).astype(x.dtype)
+
+    def back(self, g: Array, precision: Precision) -> Array:
+        """As of a `Matrix`."""
+        return (g.astype(jnp.float32) * self.scale).astype(g.dtype) @ self.values.astype(g.dtype).T
+
+    def stacked(self, x: Array, times: Times) -> Array:
+        """As of a `Matrix`."""
+        return times.scaled(x, self.values, self.scale)
+
+    def take(self, rows: Array, dtype: DTypeLike, **how: Any) -> Array:
+        """As of a `Matrix`."""
+        values = jnp.take(self.values, rows, axis=0, **how).astype(jnp.float32)
+        return (values * jnp.take(self.scale, rows, axis=0, **how)[..., None]).astype(dtype)
+
+    def unembed(self, x: Array) -> Array:
+        """As of a `Matrix`."""
+        return unembed(x, self.values) * self.scale
 
 
-def unembed(x: Array, w: Matrix) -> Array:
-    """``x [..., D]`` times the rows of ``w [V, D]``: float32 ``[..., V]``.
-
-    Example:
-      >>> unembed(jnp.ones((1, 2)), jnp.array([[1.0, 2.0], [0.5, 0.0], [0.0, -1.0]])).tolist()
-      [[3.0, 0.5, -1.0]]
-    """
-    values = w.values if isinstance(w, Int8) else w
-    y = jnp.einsum("...d,vd->...v", x, values.astype(x.dtype), preferred_element_type=jnp.float32)
-    return y * w.scale if isinstance(w, Int8) else y
-
-
-def scores(q: Array, keys: Matrix) -> Array:
+def scores(q: Array, keys: Stored) -> Array:
     """``q [..., r, d]`` times ``keys [..., d, n]``, n tokens: float32 ``[..., r, n]``.
 
     Example:
@@ -101,7 +141,7 @@ def scores(q: Array, keys: Matrix) -> Array:
     return s * keys.scale[..., None, :].astype(jnp.float32)
 
 
-def mixed(w: Array, values: Matrix, dtype: DTypeLike) -> Array:
+def mixed(w: Array, values: Stored, dtype: DTypeLike) -> Array:
     """Float32 ``w [..., r, n]`` times ``values [..., n, d]``, n tokens: float32 ``[..., r, d]``. The factors have the
     dtype of the values in the product, or ``dtype`` if the values are in eight bits.
 
@@ -115,7 +155,7 @@ def mixed(w: Array, values: Matrix, dtype: DTypeLike) -> Array:
     return jnp.matmul(w.astype(values.dtype), values, preferred_element_type=jnp.float32)
 
 
-def stored(x: Array, dtype: jnp.dtype, axis: int = -1) -> Matrix:
+def stored(x: Array, dtype: jnp.dtype, axis: int = -1) -> Stored:
     """Keys or values in the form that a cache of ``dtype`` stores; ``axis`` is the axis of a head's numbers.
 
     Example:
@@ -138,25 +178,12 @@ def exact(cache_dtype: str) -> Literal["compute", "float32", "bfloat16"]:
     return "compute" if cache_dtype == "int8" else cast(Any, cache_dtype)
 
 
-def take_rows(w: Matrix, rows: Array, dtype: DTypeLike, **how: Any) -> Array:
-    """Rows ``[...]`` of ``w [V, D]`` as ``[..., D]`` in ``dtype``; ``how`` as in ``jnp.take``.
-
-    Example:
-      >>> take_rows(quantise(jnp.array([[1.27, 0.5], [0.0, 2.54]]), 1), jnp.array([1]), "float32").round(2).tolist()
-      [[0.0, 2.5399999618530273]]
-    """
-    if not isinstance(w, Int8):
-        return jnp.take(w, rows, axis=0, **how).astype(dtype)
-    values = jnp.take(w.values, rows, axis=0, **how).astype(jnp.float32)
-    return (values * jnp.take(w.scale, rows, axis=0, **how)[..., None]).astype(dtype)
-
-
 def is_scale(path: tuple[Any, ...]) -> bool:
-    """Whether a leaf of a tree of weights is the scale of an `Int8`.
+    """Whether a leaf of a tree of weights is the scale of an `Int8Matrix`.
 
     Example:
-      >>> tree = {"q": quantise(jnp.ones((2, 3)), 0)}
+      >>> tree = {"q": Int8Matrix.of(jnp.ones((2, 3)), 0)}
       >>> [is_scale(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
       [False, True]
     """
-    return isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == Int8._fields[1]
+    return isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "scale"

@@ -298,7 +298,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return next((p.key for p in reversed(path) if isinstance(p, jax.tree_util.DictKey)), "")
 
 
-def is_matrix(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> bool:
+def multiplies(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> bool:
     """Whether a leaf is a matrix that multiplies activations. Such weights decay; norms and biases do not."""
     return len([a for a in axes_of(path, leaf, table) if a not in ("layers", "experts")]) >= 2
 

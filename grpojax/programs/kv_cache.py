@@ -366,7 +366,7 @@ def whole_layer(slots: int, ring: Ring, compute: Compute) -> Put:
     return put
 
 
-def _axes(new: quantised.Matrix, axis: int) -> Any:
+def _axes(new: quantised.Stored, axis: int) -> Any:
     """The axis of the tokens in a cache: ``axis``, and for scales the last axis."""
     return quantised.Int8(axis, -1) if isinstance(new, quantised.Int8) else axis
 
@@ -481,7 +481,7 @@ _LOWEST = -1e30  # the score of a prompt's token out of the window; not -inf, si
 def decode_attention(
     q: Array,
     cached: Cached,
-    prompt: Sequence[quantised.Matrix],
+    prompt: Sequence[quantised.Stored],
     prompt_mask: Array,
     seen: Seen,
     compute: Compute,
@@ -530,7 +530,7 @@ def _with_sinks(top: Array, total: Array, sinks: Array) -> tuple[Array, Array, A
     return highest, total * kept + jnp.exp(sinks - highest), kept
 
 
-def _of_prompt(scores: Array, values: quantised.Matrix, dtype: DTypeLike) -> tuple[Array, Array, Array]:
+def _of_prompt(scores: Array, values: quantised.Stored, dtype: DTypeLike) -> tuple[Array, Array, Array]:
     """The highest score, the sum of ``exp(score - highest)``, and the sum of the values with these weights;
     ``[R, Hkv, S * r, 1 or d]``."""
     top = scores.max(-1, keepdims=True)
@@ -545,7 +545,7 @@ def _by_slot(x: Array, like: Array) -> Array:
 
 
 def _merged_with_branches(
-    q: Array, cached: Cached, s_prompt: Array, v_prompt: quantised.Matrix, seen: Seen, logits: Logits
+    q: Array, cached: Cached, s_prompt: Array, v_prompt: quantised.Stored, seen: Seen, logits: Logits
 ) -> Array:
     """Attention with all scores at once; the scores of blocks that are not live are not computed."""
     p, g, k, r, d = q.shape
@@ -584,7 +584,7 @@ def _merged_in_a_loop(
     q: Array,
     cached: Cached,
     s_prompt: Array,
-    v_prompt: quantised.Matrix,
+    v_prompt: quantised.Stored,
     seen: Seen,
     mesh: Mesh | None,
     logits: Logits,

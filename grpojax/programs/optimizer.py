@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from grpojax.host.errors import UserError, require
-from grpojax.models.weight_table import DECODER, WeightTable, is_matrix
+from grpojax.models.weight_table import DECODER, WeightTable, multiplies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def by_share(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
 
 def decayed(params: Any, table: WeightTable = DECODER) -> Any:
     """True for the weights that decay: matrices, but not norms and biases."""
-    return jax.tree_util.tree_map_with_path(functools.partial(is_matrix, table=table), params)
+    return jax.tree_util.tree_map_with_path(functools.partial(multiplies, table=table), params)
 
 
 def make_optimizer(

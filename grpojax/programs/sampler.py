@@ -27,8 +27,7 @@ from jax.sharding import Mesh
 from grpojax.device import SHARD, Program, cut
 from grpojax.host.errors import UserError, require
 from grpojax.models import decoder as dec
-from grpojax.models import delta_net, experts, quantised
-from grpojax.models.adapters import Adapted
+from grpojax.models import delta_net, experts, matrix, quantised
 from grpojax.models.attention import FAR
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
@@ -36,7 +35,6 @@ from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.delta_net import DeltaLayer, States
 from grpojax.models.layers import (
     LayerKind,
-    TransposedKernel,
     final_norm,
     kinds_of_layers,
     rope_tables,
@@ -364,13 +362,11 @@ def _blocks(stacked: dict[str, Any], config: DecoderConfig, compute: Compute) ->
 
     def transposed(path: Any, w: Any) -> Any:
         weight = DECODER[leaf_name(path)]
-        if not isinstance(w, jax.Array) or w.ndim != 2 or weight.exact or "experts" in weight.axes:
+        if matrix.is_matrix(w) or w.ndim != 2 or weight.exact or "experts" in weight.axes:
             return w
-        return TransposedKernel.of(w.astype(compute.dtype))
+        return matrix.Transposed.of(w.astype(compute.dtype))
 
-    return jax.tree_util.tree_map_with_path(
-        transposed, layers, is_leaf=lambda w: isinstance(w, quantised.Int8 | Adapted)
-    )
+    return jax.tree_util.tree_map_with_path(transposed, layers, is_leaf=matrix.is_matrix)
 
 
 # ---------------------------------------------------------------------------------------------------- the loop

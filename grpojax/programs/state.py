@@ -16,11 +16,12 @@ from jax.sharding import Mesh
 
 from grpojax import sharding
 from grpojax.device import WHOLE, Device, Program, Real, places
-from grpojax.models import adapters, kv_heads, quantised
+from grpojax.models import adapters, kv_heads, matrix
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.weight_table import DECODER, WeightTable, axes_of, check_mesh, is_matrix, leaf_name, shardings
+from grpojax.models.quantised import Int8Matrix
+from grpojax.models.weight_table import DECODER, WeightTable, axes_of, check_mesh, leaf_name, multiplies, shardings
 from grpojax.programs.update import Loss, ReadPrompts
 from grpojax.types import Array, TrainState
 
@@ -125,9 +126,9 @@ def make_reshard(
     It runs once for each rollout; decoding then moves no weight between devices. On one device in float32 there is
     nothing to do: None.
 
-    With ``weights="int8"`` every matrix becomes a `grpojax.models.quantised.Int8`, also the embeddings and the output
-    projection. This happens before the gather, so that the wire carries one byte for each weight. Norms and biases are
-    cast.
+    With ``weights="int8"`` every weight that multiplies becomes a `grpojax.models.quantised.Int8Matrix`, also the
+    embeddings and the output projection. This happens before the gather, so that the wire carries one byte for each
+    weight. Norms and biases are cast.
 
     With ``adapted`` the weights have factors (`grpojax.models.adapters`), which are merged here, in float32.
     """
@@ -135,22 +136,19 @@ def make_reshard(
     if mesh is None and dtype == jnp.float32 and weights == "compute" and not adapted:
         return None
 
-    def merged(w: Any) -> Any:
-        return w.merged() if adapters.is_adapted(w) else w
-
     def gathered(w: Any, *axes: str) -> Any:
         if axes[-1] == "kv_heads":
             w = kv_heads.repeated(w, config, mesh)
         return sharding.constrain(w, mesh, *axes, rules=sharding.ROLLOUT)
 
     def eight_bits(w: Any, axes: tuple[str, ...], summed: int) -> Any:
-        made = quantised.quantise(w, summed)
+        made = Int8Matrix.of(w, summed)
         values = sharding.constrain(made.values, mesh, *axes)  # cut like the weight, so each device quantises its part
-        return quantised.Int8(gathered(values, *axes), gathered(made.scale, *axes[:summed], *axes[summed + 1 :]))
+        return dataclasses.replace(made, values=values).map(lambda x, of, _: gathered(x, *of), axes, None)
 
     def place(path: Any, x: Any) -> Any:
         axes, weight = axes_of(path, x), DECODER[leaf_name(path)]
-        eight = weights == "int8" and is_matrix(path, x) and not weight.exact
+        eight = weights == "int8" and multiplies(path, x) and not weight.exact
 
         def cast(w: Any) -> Any:
             return w if weight.exact else w.astype(dtype)
@@ -159,14 +157,14 @@ def make_reshard(
             return eight_bits(x, axes, weight.summed) if eight else gathered(cast(x), *axes)
 
         def whole(w: Any) -> Any:
-            w = merged(w)
+            w = matrix.merged(w)
             return eight_bits(w, axes[1:], weight.summed - 1) if eight else gathered(cast(w), *axes[1:])
 
         # One layer after the other: gathering all at once needs temporaries of the size of all weights.
         return jax.lax.map(whole, x) if mesh is not None else jax.vmap(whole)(x)
 
     def reshard(params: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(place, params, is_leaf=adapters.is_adapted)
+        return jax.tree_util.tree_map_with_path(place, params, is_leaf=matrix.is_matrix)
 
     def placed(params: Any) -> Any:
         return shardings(jax.eval_shape(reshard, params), mesh, sharding.ROLLOUT)

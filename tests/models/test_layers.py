@@ -53,13 +53,6 @@ def test_gate():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_a_turned_kernel_gives_the_same_product():
-    x, w = _random(3, 5), _random(5, 7)
-    turned = layers.TransposedKernel.of(w)
-    assert turned.values.shape == (7, 5)
-    np.testing.assert_allclose(jax.jit(turned.after)(x), x @ w, rtol=1e-5, atol=1e-6)
-
-
 def test_gradients_keep_their_dtypes():
     x, scale = _random(5, 6).astype(jnp.bfloat16), _random(6)
     cos = jnp.ones((5, 3))

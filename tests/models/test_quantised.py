@@ -9,9 +9,9 @@ import pytest
 from plain_decoder import BASE, FAMILIES, random_decoder
 
 from grpojax import sharding
-from grpojax.models import Compute, quantised
-from grpojax.models.quantised import Int8
-from grpojax.models.weight_table import axes_of, is_matrix, shardings
+from grpojax.models import Compute, matrix, quantised
+from grpojax.models.quantised import Int8Matrix
+from grpojax.models.weight_table import axes_of, multiplies, shardings
 from grpojax.programs import state
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56)
@@ -59,16 +59,16 @@ def test_products_are_those_of_whole_numbers_and_scales(dtype):
     rng = np.random.default_rng(0)
     w = rng.standard_normal((13, 5)).astype(np.float32)
     x = jnp.asarray(rng.standard_normal((3, 13)), dtype)
-    made = quantised.quantise(jnp.asarray(w), 0)
+    made = Int8Matrix.of(jnp.asarray(w), 0)
     exact = np.float64(np.asarray(x, np.float32)) @ np.float64(made.values) * np.float64(made.scale)
-    got = quantised.matmul(x, made)
+    got = matrix.matmul(x, made)
     assert got.dtype == x.dtype
     np.testing.assert_allclose(np.asarray(got, np.float32), exact, rtol=1e-5 if dtype == "float32" else 2**-8)
-    table = quantised.quantise(jnp.asarray(w.T), 1)  # the same channels, as rows
-    logits = quantised.unembed(x, table)
+    table = Int8Matrix.of(jnp.asarray(w.T), 1)  # the same channels, as rows
+    logits = matrix.unembed(x, table)
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, exact, rtol=1e-5)
-    rows = quantised.take_rows(table, jnp.array([[4, 0]]), dtype)
+    rows = matrix.take(table, jnp.array([[4, 0]]), dtype)
     want = (np.float32(table.values) * np.float32(table.scale)[:, None])[[[4, 0]]]
     np.testing.assert_allclose(np.asarray(rows, np.float32), want, rtol=1e-6 if dtype == "float32" else 2**-8)
 
@@ -80,7 +80,7 @@ def test_matrices_are_quantised_and_nothing_else(family):
     found = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(made)}
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path)
-        if is_matrix(path, x):
+        if multiplies(path, x):
             values, scale = rounded(x, 1)
             np.testing.assert_array_equal(found.pop(name + ".values"), values, err_msg=name)
             np.testing.assert_allclose(found.pop(name + ".scale"), scale, rtol=1e-6)
@@ -98,13 +98,13 @@ def test_on_a_mesh_the_same_numbers_lie_where_the_weights_would():
     placed = shardings(got, mesh, sharding.ROLLOUT)
     assert all(jax.tree.leaves(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), got, placed)))
     cut = got["layers"]["o"].get_value()
-    assert isinstance(cut, Int8)
+    assert isinstance(cut, Int8Matrix)
     assert cut.values.sharding.shard_shape(cut.values.shape)[1] == 12 and cut.scale.sharding.is_fully_replicated
 
 
 def test_axes_of_a_scale():
     _, params = random_decoder(CONFIG)
     made = state.make_reshard(CONFIG, Compute(), "int8")(params)
-    axes = jax.tree_util.tree_map_with_path(axes_of, made, is_leaf=lambda x: hasattr(x, "ndim"))
-    assert axes["layers"]["down"].get_value() == Int8(("layers", "mlp", "embed"), ("layers", "embed"))
-    assert axes["embed"].get_value() == Int8(("vocab", "embed"), ("vocab",))
+    axes = jax.tree_util.tree_map_with_path(axes_of, made, is_leaf=lambda x: isinstance(x, jax.Array))
+    assert axes["layers"]["down"].get_value() == Int8Matrix(("layers", "mlp", "embed"), ("layers", "embed"))
+    assert axes["embed"].get_value() == Int8Matrix(("vocab", "embed"), ("vocab",), -1)

@@ -20,8 +20,8 @@ from grpojax.models.weight_table import (
     axes_of,
     check_mesh,
     initial,
-    is_matrix,
     layers_with,
+    multiplies,
     normal,
     present,
     shardings,
@@ -75,7 +75,7 @@ def test_first_values():
 
 def test_matrices_decay_and_nothing_else_does():
     _, params = decoder.abstract(FAMILIES["llama"])
-    decayed = names(jax.tree_util.tree_map_with_path(is_matrix, params))
+    decayed = names(jax.tree_util.tree_map_with_path(multiplies, params))
     assert {n for n, yes in decayed.items() if yes} == {"embed", "q", "k", "v", "o", "gate", "up", "down"}
 
 
@@ -87,7 +87,7 @@ def test_matrices_decay_and_nothing_else_does():
     ({"value_head": jnp.zeros(3)}, "is no weight that the table knows"),
 ])  # fmt: skip
 def test_an_unknown_weight_is_an_error(tree, said):
-    for use in (axes_of, is_matrix):
+    for use in (axes_of, multiplies):
         with pytest.raises(ValueError, match=said):
             jax.tree_util.tree_map_with_path(use, tree)
     with pytest.raises(ValueError, match=said):
@@ -116,7 +116,7 @@ def test_another_network_brings_its_table():
     _, trunk = decoder.abstract(config)
     joined = shardings({"trunk": trunk, "value_head": params["value_head"]}, mesh, table=JOINED)
     assert joined["trunk"] == shardings(trunk, mesh) and joined["value_head"] == got["params"]["value_head"]
-    assert not is_matrix((jax.tree_util.DictKey("value_head"),), params["value_head"], JOINED)
+    assert not multiplies((jax.tree_util.DictKey("value_head"),), params["value_head"], JOINED)
 
 
 def test_a_mesh_that_does_not_divide_a_decoder():
