@@ -168,9 +168,9 @@ class Adapted(Matrix):
     scale: float
 
     @property
-    def ndim(self) -> int:
+    def shape(self) -> tuple[int, ...]:
         """As of a `Matrix`."""
-        return self.base.ndim
+        return self.base.shape
 
     def matmul(self, x: Array, precision: Precision) -> Array:
         """As of a `Matrix`. The base has no gradient."""

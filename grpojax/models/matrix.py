@@ -32,8 +32,13 @@ class Matrix(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weight."""
+
+    @property
     def ndim(self) -> int:
         """Number of axes of the weight."""
+        return len(self.shape)
 
     @abc.abstractmethod
     def merged(self) -> Array:
@@ -167,9 +172,9 @@ class Transposed(Matrix):
         return cls(jax.lax.optimization_barrier(w.T))
 
     @property
-    def ndim(self) -> int:
-        """2."""
-        return 2
+    def shape(self) -> tuple[int, ...]:
+        """``[in, out]``."""
+        return self.values.shape[::-1]
 
     def merged(self) -> Array:
         """``[in, out]``."""

@@ -92,9 +92,9 @@ class Int8Matrix(Matrix):
         return cls(*quantise(w, summed), summed if summed < 0 else summed - w.ndim)
 
     @property
-    def ndim(self) -> int:
+    def shape(self) -> tuple[int, ...]:
         """As of a `Matrix`."""
-        return self.values.ndim
+        return self.values.shape
 
     def merged(self) -> Array:
         """In float32."""

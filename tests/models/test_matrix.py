@@ -27,8 +27,8 @@ class Doubled(Matrix):
     half: jax.Array
 
     @property
-    def ndim(self):
-        return self.half.ndim
+    def shape(self):
+        return self.half.shape
 
     def merged(self):
         return 2 * self.half
@@ -58,7 +58,7 @@ FORMS = {
 def test_a_product_is_that_of_the_merged_weight(form):
     made = {**FORMS, "transposed": Transposed.of}[form](random(12, 7))
     x, g, whole = random(5, 12, seed=3), random(5, 7, seed=4), made.merged()
-    assert made.ndim == 2 and whole.shape == (12, 7)
+    assert made.shape == whole.shape == (12, 7) and made.ndim == 2
     close = dict(rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(jax.jit(matrix.matmul)(x, made), x @ whole, **close)
     np.testing.assert_allclose(made.back(g, None), g @ whole.T, **close)
