@@ -6,7 +6,7 @@ import pytest
 
 from grpojax import variants
 from grpojax.host.errors import UserError
-from grpojax.run import method
+from grpojax.run import trial
 from grpojax.run.sections import RolloutConfig
 
 # Their baseline is not the group's mean, or there is a teacher, a critic, or a reward that still differs.
@@ -30,15 +30,15 @@ def rollout(group, prompts=8):
 
 
 def check_learns(name):
-    assert method.learns_from_equals(variant_of(name), rollout(4)) == (name in LEARN)
+    assert trial.learns_from_equals(variant_of(name), rollout(4)) == (name in LEARN)
 
 
 def check_group_of_one(name):
     """It is refused where every advantage is 0; that of ``gt_likelihood`` is centred in the group, too."""
     if name in LEARN - {"gt_likelihood"}:
-        return method._try(variant_of(name), rollout(1))
+        return trial.try_out(variant_of(name), rollout(1))
     with pytest.raises(UserError) as refused:
-        method._try(variant_of(name), rollout(1))
+        trial.try_out(variant_of(name), rollout(1))
     said = str(refused.value)
     assert f"rollout.group=1: variant {name!r}" in said and "set rollout.group to 2 or more" in said
     assert "\n" not in said

@@ -26,7 +26,6 @@ from grpojax.run.ending import enough_memory, hang
 from grpojax.run.held_out import HeldOut, announce
 from grpojax.run.journal import Journal
 from grpojax.run.make_programs import learning_of, make_programs
-from grpojax.run.method import learns_from_equals
 from grpojax.run.parts.part import Part
 from grpojax.run.profiling import Profile
 from grpojax.run.recipe import Config
@@ -35,6 +34,7 @@ from grpojax.run.run_state import State
 from grpojax.run.setup import Setup
 from grpojax.run.store import Recipe, Store
 from grpojax.run.today import with_day
+from grpojax.run.trial import learns_from_equals, try_out
 
 MEMORY = (
     "raise train.microbatches, set model.remat=layer, lower rollout.decode_slots, or spread over more devices "
@@ -64,6 +64,7 @@ def open_run(
     with opening(MEMORY) as held:
         with processes.AllOrNone():  # each process does this by itself
             checks.variant_source(config)
+            try_out(config.method.variant, config.rollout)
             tokenizer = hf.load_tokenizer(str(data.locate(config.model.path)))
             config = with_day(config, tokenizer, config.run.dir)
             kept = Kept.of(config, take_over=take_over)

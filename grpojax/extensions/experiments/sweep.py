@@ -23,6 +23,7 @@ from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.records.methods import differences, in_a_line, label
 from grpojax.run import recipe
+from grpojax.run.trial import try_out
 
 LEAST = 3  # rates to choose from, and seeds to choose by
 _FIRST_RATE_SEED = 1000  # far from the seeds of a comparison, so that more of those do not change the choice
@@ -175,6 +176,7 @@ class Sweep:
         if config.method.variant.critic is not None:  # a section that only some of the methods have
             overrides = overrides[:-1]
             config = recipe.load(self.config, (*overrides, *highest))
+        try_out(config.method.variant, config.rollout)
         return Method(given=given, spec=spec, lacks=lacks, config=config.resolved(), overrides=overrides)
 
     def _control_of(self, of: str, method: Method) -> Method | None:

@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu compiles, and nothing runs
     from grpojax.extensions.plan import plan_chips
     from grpojax.run import recipe
+    from grpojax.run.trial import try_out
 
     if args.models or args.devices or args.json:
         return _table(args)
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         if (value := getattr(args, name)) is not None and value < 1:
             raise UserError(f"--{name} {value}: must be at least 1")
     config = (recipe if kind is None else kind).load(args.config, args.overrides)
+    if kind is None:
+        try_out(config.method.variant, config.rollout)
     target = plan_chips.parse(args.topology or "v5e:4x4", args.slices)
     if config.mesh.rollout and (target.by_sheet or args.slices > 1 or args.recipe != "train"):
         raise UserError(
