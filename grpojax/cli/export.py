@@ -83,7 +83,7 @@ def _base(path: str, folder: str) -> str:
 
 
 def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-    """The sections that reading the weights needs, built and as plain data. The recipe may be an older version's."""
+    """The sections that reading the weights needs, built and as plain data."""
     import dataclasses
 
     from grpojax import extension

@@ -26,24 +26,10 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from grpojax.host import other_trainers, shipped
+from grpojax.host import shipped
 from grpojax.host.errors import UserError
 
 T = TypeVar("T")
-# Renamed dotted keys: old -> new. The error for an old key names the new one.
-RENAMED = {
-    "data.eval": "data.validation",
-    "rollout.plan": "rollout.sample_allocation",
-    "rollout.slots": "rollout.decode_slots",
-    "train.iterations": "train.ppo_epochs",
-    "train.on_hang": "train.hang_policy",
-    "variant.anchor": "variant.ratio_denominator",
-}
-REMOVED = {  # what to do instead
-    "rollout.rows": "leave it out; rollout.decode_slots below rollout.group has slots that end early used again",
-    "rollout.block": "leave it out; the platform and rollout.max_tokens say how large the blocks of the cache are",
-    "rollout.parts": "leave it out; rollout.ahead=1 has rewards run while the devices go on",
-}
 Key = tuple[Any, ...]  # the path of a value: ("rewards", 0, "weight")
 
 
@@ -52,8 +38,9 @@ def load(cls: type[T], path: str | Path, overrides: Iterable[str] = ()) -> T:
 
     ``base: FILE`` at the top level, a path from the file's own folder, names a file that this one changes. That file
     may have a base too. For a recipe that ships, the name replaces the path (`grpojax.host.shipped`). Mappings are
-    merged key by key, and anything else is replaced as a whole. A mapping with another ``name`` also replaces the whole
-    mapping, since the other keys belonged to the old name.
+    merged key by key, and anything else is replaced as a whole. So is a mapping with another ``name``, and one below a
+    section with another ``path``, such as a source of data: their other keys belonged to the old one. A section is not:
+    ``model: {path: OTHER}`` keeps the base's ``model.dtype``.
 
     Args:
       cls: a frozen dataclass.
@@ -146,14 +133,6 @@ def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     return sorted(_differences(a, b, ()))
 
 
-def renamed(tree: Mapping[str, Any]) -> list[str]:
-    """The keys of a stored config that have been renamed (`RENAMED`) or removed (`REMOVED`)."""
-    sections = {name: value for name, value in tree.items() if isinstance(value, Mapping)}
-    changes = {old: f"{old} -> {new}" for old, new in RENAMED.items()} | {old: f"{old} is gone" for old in REMOVED}
-    keys = ((text, *old.split(".")) for old, text in changes.items())
-    return [text for text, section, key in keys if key in sections.get(section, ())]
-
-
 def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[Any, Any], dict[str, str]]:
     """A file merged over its base, and the origins of its values; ``above`` are the files whose bases led here."""
     try:
@@ -187,11 +166,16 @@ def _merge(
     for key, value in over.items():
         old, path = merged.get(key), (*at, key)
         both = isinstance(old, dict) and isinstance(value, dict)
-        if both and value.get("name", old.get("name")) == old.get("name", value.get("name")):
+        if both and _same(old, value, "name") and (not at or _same(old, value, "path")):
             merged[key], origins = _merge(old, value, path, file, origins)
         else:
             merged[key], origins = value, {**_forget(origins, _dotted(path)), _dotted(path): file}
     return merged, origins
+
+
+def _same(under: Mapping[Any, Any], over: Mapping[Any, Any], key: str) -> bool:
+    """Whether two mappings have not each a value of its own for the key."""
+    return under.get(key, over.get(key)) == over.get(key, under.get(key))
 
 
 def _forget(origins: Mapping[str, str], path: str) -> dict[str, str]:
@@ -326,15 +310,12 @@ class _Walk:
           value: value of the key, which may be a section of another trainer.
           fields: the keys that the section has.
         """
+        from grpojax.host import other_trainers
+
         dotted = _dotted(path)
-        new, remedy = RENAMED.get(dotted, ""), REMOVED.get(dotted)
-        if remedy is not None:
-            return f"this key is gone; {remedy}"
-        if new.rpartition(".")[2] in fields:
-            return f"this key is {new} now"
         for name in (dotted, *(_dotted((*path, *below)) for below in _leaves(value))):
             meant = other_trainers.key_for(name)
-            if meant is not None and (meant.key is None or _has(self.root, meant.key.split("."))):
+            if meant is not None and all(_has(self.root, key.split(".")) for key in meant.keys):
                 named = "this" if name == dotted else name
                 return f"{named} is {meant.trainers} name; {meant.remedy}"
         if elsewhere := _elsewhere(self.recipe, path[-1]):

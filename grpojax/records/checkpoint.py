@@ -30,11 +30,6 @@ from grpojax.types import TrainState
 
 T = TypeVar("T")
 
-# The format of a checkpoint. Format 1 had one network without a role, and format 2 had other names in its record. The
-# weights of both can still be read.
-FORMAT = 4
-_OLD_PARAMS = "params"
-
 
 def _quieten() -> None:
     """Leaves it to `SaveError` to say why a save failed. Orbax logs the traceback of each of its threads, asyncio those
@@ -55,22 +50,8 @@ def _quieten() -> None:
 _quieten()
 
 
-class _OtherFormat(UserError):
-    """A checkpoint that another version of this package wrote."""
-
-
 class SaveError(Exception):
     """A checkpoint could not be written; the ones before it are untouched."""
-
-
-def check_format(directory: epath.PathLike) -> None:
-    """Raises `UserError` for checkpoints of a format that a run cannot go on from."""
-    steps = (folder for folder in files.listing(directory) if folder.name.isdigit())
-    if any((folder / _OLD_PARAMS).exists() for folder in steps):
-        raise UserError(
-            f"{directory}: checkpoints of format 1; this version resumes "
-            f"format {FORMAT}\nexport its policy (grpojax export RUN --to FOLDER) and start a new run from that folder"
-        )
 
 
 class Checkpoints:
@@ -133,7 +114,7 @@ class Checkpoints:
             under way.
         """
         items: dict[str, Any] = {name: ocp.args.StandardSave(x) for name, x in _items(state).items()}
-        record = ocp.args.JsonSave({**meta, "format": FORMAT})
+        record = ocp.args.JsonSave(meta)
         self.keeping.awaited = step if evaluation_follows else None
 
         def save() -> None:
@@ -187,8 +168,6 @@ class Checkpoints:
         for step in reversed(self._meeting.of_first(self.steps())):
             try:
                 state, meta = self._meeting.together(lambda step=step: self.restore(abstract, step))
-            except _OtherFormat:
-                raise
             except Exception as e:
                 first = first or e
                 broken.append(step)
@@ -210,7 +189,7 @@ class Checkpoints:
           step: the newest if None.
 
         Raises:
-          UserError: there is no such checkpoint, it has other roles, or it is of another format.
+          UserError: there is no such checkpoint, or it has other roles.
         """
         step = _existing(self._manager, step)
         there = {p.name for p in (self.directory / str(step)).iterdir() if p.is_dir()} - {"metrics", "meta"}
@@ -221,16 +200,11 @@ class Checkpoints:
                 raise UserError(f"{self.directory}: the checkpoint of step {step} has no {', '.join(absent)}")
         items: dict[str, Any] = {name: ocp.args.StandardRestore(_placed(x)) for name, x in wanted.items()}
         got = self._manager.restore(step, args=ocp.args.Composite(**items, meta=ocp.args.JsonRestore()))
-        if (found := got["meta"].get("format")) != FORMAT:
-            raise _OtherFormat(f"{self.directory}: checkpoints of format {found}; this version resumes format {FORMAT}")
         return {role: _rebuild(role, x, got) for role, x in abstract.items()}, got["meta"]
 
     def restore_params(self, abstract_params: Any, step: int | None = None, role: str = "policy") -> Any:
-        """Only the weights of a role. An older format has one network, whose weights these are."""
-        step = _existing(self._manager, step)
-        name = f"{role}_params"
-        if (self.directory / str(step) / _OLD_PARAMS).is_dir():
-            name = _OLD_PARAMS
+        """Only the weights of a role."""
+        step, name = _existing(self._manager, step), f"{role}_params"
         args = ocp.args.Composite(**{name: ocp.args.StandardRestore(_placed(_plain(abstract_params)))})
         return _with_values(abstract_params, self._manager.restore(step, args=args)[name])
 

@@ -16,7 +16,7 @@ from etils import epath
 from grpojax.host import claims, files, settings
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.records import checkpoint, lines, methods
+from grpojax.records import lines, methods
 
 REPLACED = "replaced"  # the folder for the files of a run that another run has replaced
 _NOTHING = ("lock", "config.json.tmp", REPLACED)  # files that do not show that a run, or anyone else, uses the folder
@@ -34,10 +34,8 @@ class RunDirectory:
       resolved: the whole recipe as plain data. If the recipe has a variant, ``method`` describes it
         (`grpojax.run.method.describe`).
       may_differ: whether a run may be resumed although the setting with this dotted name differs.
-      read: resolves a stored recipe with this version, so that newer settings have their defaults. It raises
-        `UserError` if this version cannot read the recipe, which is then compared as it stands. It gets only the
-        settings. The stored method is compared with today's separately, since a default that changed between versions
-        shows only there.
+      read: resolves a stored recipe, of which it gets only the settings. If it raises `UserError`, the recipe is
+        compared as it stands. The stored method is compared separately: a default of a variant shows only there.
     """
 
     def __init__(
@@ -78,14 +76,7 @@ class RunDirectory:
             if any(file.name not in _NOTHING for file in files.listing(self.path)):
                 raise UserError(f"{self.path} exists and is not a run; give the run another run.dir")
             return []
-        checkpoint.check_format(self.path / "checkpoints")
         differ = [line for line in self._changes() if not self._may_differ(line.partition(":")[0])]
-        if differ and self.has_steps and (old := settings.renamed(self._stored())):
-            raise UserError(
-                f"{self.path} holds a run of an older version, whose keys have changed since: {'; '.join(old)}\n"
-                "give this run another run.dir, or go on with the version that wrote it; `grpojax export` reads its "
-                "weights"
-            )
         if self.has_steps and [line.partition(":")[0] for line in differ] == ["variant.source"]:
             name = self._resolved["variant"]["name"]
             raise UserError(
@@ -100,12 +91,11 @@ class RunDirectory:
             )
         if differ:
             return differ
-        changed = methods.changes(self._stored().get("method"), self._resolved.get("method"))
+        changed = methods.differences(self._stored().get("method", {}), self._resolved.get("method", {}))
         if changed and self.has_steps:
-            message, remedy = methods.explain(changed, self._resolved["method"])
             raise UserError(
-                f"{self.path} holds a run of another method, though the recipe is the same: {message}\n"
-                f"{remedy}, or give the run another run.dir"
+                f"{self.path} holds a run of another method, though the recipe is the same: "
+                f"{methods.in_a_line(changed)}\ngive this run another run.dir, or go on with the code that began it"
             )
         return [f"{name}: {before} -> {now}" for name, (before, now) in changed.items()]
 
@@ -158,12 +148,6 @@ class RunDirectory:
         """Writes the recipe, and logs what has changed since the run was last started."""
         for line in self._changes() if self.started else ():
             log.info("resumed with a change: %s", line)
-        if self.started and self.has_steps and "method" in self._resolved and "method" not in self._stored():
-            log.warning(
-                "%s was started by a version that did not store the resolved method: a default of its variant that has "
-                "changed since would not show",
-                self.path,
-            )
         files.write_json(self.path / "config.json", self._resolved)
 
     def check_data(self, fingerprints: Mapping[str, str | None]) -> None:

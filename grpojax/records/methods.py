@@ -1,7 +1,6 @@
 """How two resolved methods differ. A method is a plain tree, as under ``method`` in ``config.json``."""
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -109,59 +108,6 @@ def _joined(before: str | None, name: str, value: Any) -> str | None:
     if value is None:
         return before
     return ", ".join(filter(None, (before, f"{name}={value}")))
-
-
-def changes(stored: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Differences:
-    """How a method has changed since it was stored; empty if either version is unknown.
-
-    Anything that the stored method does not mention is newer than it. A new option, term or argument changes nothing by
-    default; a new step, filter or network does.
-
-    Example:
-      >>> stored = {"options": {"eps": 1e-4}, "advantage": "scale(eps=0.0001)"}
-      >>> now = {"options": {"eps": 1e-6, "new": 0}, "advantage": "scale(eps=1e-06, new=0)"}
-      >>> changes(stored, now)
-      {'options.eps': (0.0001, 1e-06), 'advantage.scale.eps': ('0.0001', '1e-06')}
-    """
-    if stored is None or now is None:
-        return {}
-    found = differences(stored, now)
-    known = _flat(stored)
-    new = ("options.", "objective.")
-    kept = {k: v for k, v in found.items() if not (k.startswith(new) and k not in known)}
-    kept = {k: v for k, v in kept.items() if not (k.count(".") > 1 and v[0] is None)}
-    return dict(sorted(kept.items(), key=lambda item: not item[0].startswith("options.")))
-
-
-def explain(changed: Differences, now: Mapping[str, Any]) -> tuple[str, str]:
-    """A message on `changes`: the first change with both values, and how to restore the stored method.
-
-    A changed option can be set to its old value. Other changes need the old version.
-
-    Example:
-      >>> now = {"options": {"eps": 1e-6}}
-      >>> explain({"options.eps": (0.0001, 1e-06), "advantage.scale.eps": ("0.0001", "1e-06")}, now)
-      ('variant.eps was 0.0001, is 1e-06 now', 'set variant.eps=0.0001')
-      >>> explain({"advantage.to_tokens": (None, "to_tokens()")}, now)[0]
-      'advantage.to_tokens was None, is to_tokens() now'
-    """
-    options = now.get("options", {})
-    given, others = {}, {}
-    for name, (before, after) in changed.items():
-        kind, _, option = name.partition(".")
-        if kind in ("options", "objective") and option in options:
-            given[f"variant.{option}"] = before, after
-        else:
-            others[name] = before, after
-    # An option sets arguments in the chain, the surrogate and the critic. A step that is new or gone is not an
-    # argument.
-    follows = [n for n in others if n == "objective.surrogate" or n.startswith("critic.") or n.count(".") > 1]
-    listed = {name: pair for name, pair in (given | others).items() if not (given and name in follows)}
-    lines_changed = [f"{name} was {before}, is {after} now" for name, (before, after) in listed.items()]
-    text = lines_changed[0] + (f" (and {len(lines_changed) - 1} more)" if len(lines_changed) > 1 else "")
-    if listed.keys() - given.keys():
-        return text, "go on with the version of grpojax that it was started with"
-    return text, f"set {' '.join(f'{name}={json.dumps(before)}' for name, (before, _) in given.items())}"
 
 
 def equal_options(stored: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> set[str]:

@@ -145,6 +145,8 @@ OPTIONS = (
     "covariance_high",
     "covariance_coef",
 )
+# Options of other trainers whose names are close to another option here, and what they are here.
+_ELSEWHERE = {"epsilon": "clip_low and clip_high", "epsilon_high": "clip_high", "delta": "clip_dual", "beta": "kl_coef"}
 _FIELDS = {f.name: f for f in dataclasses.fields(L.Objective)}
 _ALL: dict[str, Callable[..., Variant]] = {}
 _CLIPPED = L.clipped()
@@ -366,7 +368,8 @@ def _check_options(name: str, options: Iterable[str]) -> Mapping[str, Any]:
     known = parameters(name)
     for key in options:
         if key not in known:
-            raise ValueError(f"variant {name!r} takes no {key!r}{_nearest(key, known)}")
+            there = f"; TRL's {key} is {_ELSEWHERE[key]} here" if key in _ELSEWHERE else _nearest(key, known)
+            raise ValueError(f"variant {name!r} takes no {key!r}{there}")
     return known
 
 

@@ -77,7 +77,7 @@ def test_the_alarms_are_listed():
 
 
 def test_the_keys_of_other_trainers_are_those_that_errors_know():
-    for title in other_trainers.TABLES:
+    for title in other_trainers.tables():
         table = other_trainers.markdown(title)
         assert f"## {title}\n\n{table}\n" in PAGES["docs/start/coming_from.md"], f"coming_from.md must have\n{table}"
 

@@ -196,6 +196,16 @@ def test_a_mapping_of_another_name_leaves_nothing_of_the_old_one(files):
     assert settings.load(Config, unnamed, ["options.method={name: c}"]).options == {"method": {"name": "c"}}
 
 
+def test_a_source_of_another_path_leaves_nothing_of_the_old_one_but_a_section_does(files):
+    base = "model: {path: m, revision: r}\noptions: {train: {path: a, answer: x}}"
+    other = files(base=base, top="base: base\noptions: {train: {path: b}}\nmodel: {path: n}")
+    assert settings.load(Config, other).options == {"train": {"path": "b"}}
+    assert settings.load(Config, other).model == Model(path="n", revision="r")
+    same = files(top="base: base\noptions: {train: {path: a, limit: 3}}")
+    assert settings.load(Config, same).options == {"train": {"path": "a", "answer": "x", "limit": 3}}
+    assert settings.load(Config, files(top="base: base\noptions: {train: null}")).options == {"train": None}
+
+
 @pytest.mark.parametrize(
     ("texts", "said"),
     [

@@ -1,64 +1,18 @@
-"""What is on disk, and that what an older version wrote is known for what it is."""
+"""What is on disk."""
 
-import json
 import subprocess
 import sys
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from runs import opened
 
-from grpojax.cli import main as cli
 from grpojax.host.errors import UserError
-from grpojax.models import hf
-from grpojax.records.checkpoint import FORMAT, Checkpoints
+from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import recipe as config
 from grpojax.train import train
-
-
-@pytest.fixture
-def old_run(recipe, tmp_path):
-    """A run whose checkpoint has one network without a role, as format 1 had it; and its weights."""
-    directory = tmp_path / "old"
-    overrides = [f"run.dir={directory}", "train.steps=1", "data.validation=null", "rewards.0.name=answer_format"]
-    trainer = opened(config.load(recipe, overrides))
-    params = jax.tree.map(lambda x: np.asarray(x) + 0.5, nnx.to_pure_dict(trainer.state.networks["policy"].params))
-    trainer.close()
-    manager = ocp.CheckpointManager(directory / "checkpoints")
-    manager.save(1, args=ocp.args.Composite(
-        params=ocp.args.StandardSave(params), opt_state=ocp.args.StandardSave({"0000": np.int32(1)}),
-        meta=ocp.args.JsonSave({"step": 1}),
-    ))  # fmt: skip
-    manager.close()
-    return directory, overrides, params
-
-
-def test_an_older_recipe_does_not_keep_a_policy_from_being_exported(old_run, tmp_path, capsys):
-    """Methods without a ratio once took several updates, and sections may have had other fields."""
-    file = old_run[0] / "config.json"
-    tree = json.loads(file.read_text())
-    tree["variant"], tree["train"]["ppo_epochs"], tree["gone"] = "rloo", 2, {"with": "time"}
-    file.write_text(json.dumps(tree))
-    assert cli.main(["export", str(old_run[0]), "--to", str(tmp_path / "policy")]) == 0
-    capsys.readouterr()
-
-
-def test_a_run_of_an_older_format_is_refused_by_name(recipe, old_run):
-    directory, overrides, _ = old_run
-    with pytest.raises(UserError, match=f"checkpoints of format 1.*format {FORMAT}\nexport its policy"):
-        opened(config.load(recipe, [*overrides, "train.steps=2"]))
-
-
-def test_a_run_of_an_older_format_can_be_exported(old_run, tmp_path, capsys):
-    directory, _, params = old_run
-    assert cli.main(["export", str(directory), "--to", str(tmp_path / "policy")]) == 0
-    capsys.readouterr()
-    exported = nnx.to_pure_dict(nnx.state(hf.load(tmp_path / "policy")))
-    jax.tree.map(np.testing.assert_array_equal, exported, params)
 
 
 @pytest.mark.usefixtures("fakes")
@@ -96,16 +50,6 @@ def test_a_reader_leaves_a_save_under_way_alone(tmp_path):
     reader = Checkpoints(tmp_path, read_only=True)
     assert reader.steps() == [1] and under_way.exists()
     reader.close()
-
-
-def test_another_format_is_refused_by_its_number(tmp_path):
-    state = {"reference": {"w": np.zeros(3, np.float32)}}
-    manager = ocp.CheckpointManager(tmp_path)
-    items = {"reference_params": ocp.args.StandardSave(state["reference"])}
-    manager.save(1, args=ocp.args.Composite(**items, meta=ocp.args.JsonSave({"step": 1, "format": FORMAT + 1})))
-    manager.close()
-    with pytest.raises(UserError, match=f"format {FORMAT + 1}.*resumes format {FORMAT}"):
-        Checkpoints(tmp_path).restore_newest(state)
 
 
 FAILS = """
