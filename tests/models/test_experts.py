@@ -16,8 +16,9 @@ from rollout_weights import for_rollouts
 from grpojax import sharding
 from grpojax.device import Real
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, decoder, experts, hf, quantised
+from grpojax.models import Compute, decoder, experts, hf
 from grpojax.models.decoder_config import Experts
+from grpojax.models.quantised import Int8Matrix
 from grpojax.models.weight_table import shardings
 from grpojax.programs import blocks, policy_update, state
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
@@ -68,7 +69,7 @@ def test_experts_in_eight_bits_are_the_rounded_experts():
     weights = some_weights()
     h = jnp.asarray(np.random.default_rng(1).standard_normal((11, 6)), jnp.float32)
     routing = experts.route(h, experts.Router(weights["router"]), Experts(count=5, chosen=2, size=7))
-    eight = [quantised.quantise(weights[name], 1) for name in ("expert_gate", "expert_up", "expert_down")]
+    eight = [Int8Matrix.of(weights[name], 1) for name in ("expert_gate", "expert_up", "expert_down")]
     whole = [w.values.astype(jnp.float32) * w.scale[:, None] for w in eight]
     for apply in (experts.every, experts.grouped):
         np.testing.assert_allclose(apply(h, routing, *eight), apply(h, routing, *whole), rtol=1e-5, atol=1e-5)

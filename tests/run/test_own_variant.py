@@ -26,6 +26,7 @@ from grpojax.records.directory import RunDirectory
 from grpojax.run import checks, make_programs, parts, weighing
 from grpojax.run import recipe as recipes
 from grpojax.run.batch import Batch
+from grpojax.run.trial import try_out
 from grpojax.train import train
 from grpojax.types import Rollout
 
@@ -185,7 +186,8 @@ def test_its_programs_have_names_of_their_own(module):
 )
 def test_what_is_refused(module, name, options, said):
     with pytest.raises(UserError, match=said) as raised:
-        load({"name": f"{module}:{name}"} | options)
+        config = load({"name": f"{module}:{name}"} | options)
+        try_out(config.method.variant, config.rollout)
     assert len(str(raised.value).splitlines()) <= 2
 
 
