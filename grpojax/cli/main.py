@@ -15,12 +15,12 @@ import sys
 from collections.abc import Callable, Iterator
 
 from grpojax import extension
-from grpojax.cli import bench, completion, convert, env, evaluate, export, recipes, sample, show, train
+from grpojax.cli import bench, completion, env, evaluate, export, recipes, sample, show, train
 from grpojax.host import console
 from grpojax.host.errors import UserError
 
 # Those of the core; extensions have others (`grpojax.extension.Names.commands`).
-COMMANDS = (train, evaluate, sample, show, export, convert, bench, recipes, env, completion)
+COMMANDS = (train, evaluate, sample, show, export, bench, recipes, env, completion)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -16,8 +16,8 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the folder."""
-    from grpojax.models.hf import gguf
+    from grpojax.extensions.gguf.reading import convert
 
-    gguf.convert(args.model, args.to, dtype=args.dtype)
+    convert(args.model, args.to, dtype=args.dtype)
     print(f"wrote {args.to}")
     return 0

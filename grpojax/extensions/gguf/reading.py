@@ -16,12 +16,12 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from grpojax.extensions.gguf.tokenizer import special_ids, tokenizer_of
 from grpojax.host.errors import UserError
 from grpojax.models import decoder
 from grpojax.models.decoder_config import DecoderConfig, Llama3Scaling
 from grpojax.models.hf.config_json import to_hf
 from grpojax.models.hf.folder import write_json
-from grpojax.models.hf.gguf_tokenizer import special_ids, tokenizer_of
 from grpojax.models.hf.weights import file_dtype
 from grpojax.models.hf.writing import save
 from grpojax.models.layers import rope_frequencies

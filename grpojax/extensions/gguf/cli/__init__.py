@@ -1,0 +1,1 @@
+"""Its commands, a file for each."""
