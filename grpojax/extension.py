@@ -34,7 +34,8 @@ class Names:
       sections: of a recipe: the section's frozen dataclass, with methods for what the core asks of it. Only extensions
         that come with grpojax have one.
       needs: of a variant: the part that supplies it (`grpojax.run.parts.part.Part`).
-      settings: of a recipe, such as ``rollout.ahead``: the part that carries it out (`grpojax.run.parts.SETTINGS`).
+      settings: of a recipe, such as ``rollout.ahead``: the part that carries it out (`grpojax.run.parts.SETTINGS`), or
+        for ``model.adapter`` the `grpojax.programs.adapter.Adapter`.
         Only extensions that come with grpojax have one.
       recipes: recipes of other commands than ``train``: how such a recipe is read and what it runs
         (`grpojax.run.dry.Recipe`).

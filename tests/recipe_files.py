@@ -46,6 +46,8 @@ def needs_of(tree: dict) -> set[str]:
     sources = [s for part in given for s in (part if isinstance(part, list) else [part]) if s is not None]
     if any((s["path"] if isinstance(s, dict) else s).startswith(MADE) for s in sources):
         found.add("problems")
+    if tree.get("model", {}).get("adapter"):
+        found.add("adapters")
     variant, rollout = name_of(tree.get("variant", "grpo")), tree.get("rollout", {})
     if "critic" in tree or {"ahead", "overlap", "curriculum", "sample_allocation"} & rollout.keys():
         found.add("methods")

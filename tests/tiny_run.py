@@ -105,6 +105,18 @@ def make_teacher(student: Path, folder: Path, seed: int = 1, **changes) -> Path:
     return folder
 
 
+def make_hybrid(folder, to):
+    """A model with gated delta nets."""
+    sizes = dict(
+        layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=5, linear_value_head_dim=7, linear_conv_kernel_dim=3,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    )  # fmt: skip
+    return make_teacher(
+        folder, to, model_type="qwen3_5_text", architectures=["Qwen3_5ForCausalLM"], initializer_range=0.3, **sizes
+    )
+
+
 def make_mixture(student: Path, folder: Path, **changes) -> Path:
     """A random Qwen3-MoE of 8 experts with the tokenizer of a student's folder."""
     sizes = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True)

@@ -32,22 +32,23 @@ def run(args: argparse.Namespace) -> int:
     from grpojax import extension
     from grpojax.host import agreement, files, processes
     from grpojax.host.compile_cache import keep_compiled
-    from grpojax.models import adapters, hf
+    from grpojax.models import hf
+    from grpojax.programs import state
     from grpojax.programs.policy import Policy, model_facts
     from grpojax.run import store
 
     with processes.AllOrNone():
         config, tree = _read(args.run_dir, args.overrides)
-        adapter, options = config.model.adapter, [args.to, args.step, args.dtype, args.merged]
+        options = [args.to, args.step, args.dtype, args.merged]
         agreement.agree(config=tree, options=options, **model_facts(tree))
-        if args.merged and adapter is None:
+        if args.merged and config.model.adapter is None:
             raise UserError(f"--merged: {args.run_dir} has no adapters, and its weights are whole; leave it out")
         if processes.is_first():
             _check_new(args.to)
         keep_compiled(run_dir=args.run_dir)
         policy = Policy(config.model, config.mesh)
-        if adapter is not None and not args.merged:
-            hf.peft.check_modules(adapter, policy.config, policy.folder)
+        if policy.adapter is not None and not args.merged:
+            policy.adapter.check_export(policy.config, policy.folder)
         policy.load()
     step = store.newest_step(args.run_dir) if args.step is None else args.step
     write_critic = None
@@ -55,12 +56,11 @@ def run(args: argparse.Namespace) -> int:
         write_critic = extension.load("needs", "critic", "critic").trained(policy, config.critic, args.run_dir, step)
     params = store.load_policy_params(policy, args.run_dir, step)
     try:
-        if adapter is not None and not args.merged:
-            factors = adapters.factors_of(params)
+        if policy.adapter is not None and not args.merged:
             base = _base(config.model.path, policy.folder)
-            hf.peft.save(args.to, factors, adapter, policy.config, base=base, dtype=args.dtype)
+            policy.adapter.save(args.to, params, policy.config, base=base, dtype=args.dtype)
         else:
-            whole = params if adapter is None else adapters.merged(params, args.dtype, policy.mesh)
+            whole = params if policy.adapter is None else state.merged(params, args.dtype, policy.mesh)
             model = nnx.merge(policy.graph, whole)
             hf.save(args.to, model, source=policy.folder, dtype=args.dtype, eos_ids=policy.eos_ids)
     except OSError as e:

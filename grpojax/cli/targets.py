@@ -13,9 +13,9 @@ from grpojax import data, variants
 from grpojax.evaluation import BEST, EvalConfig, Evaluator
 from grpojax.host import agreement, files, processes, settings
 from grpojax.host.errors import UserError
-from grpojax.models import hf
 from grpojax.models.compute import ModelConfig
-from grpojax.models.hf.folder import model_folder, read_json, refuse_adapter
+from grpojax.models.hf.folder import ADAPTER, is_adapter, model_folder, read_json, refuse_adapter
+from grpojax.programs import adapter
 from grpojax.programs.policy import weights_digest
 from grpojax.records import metrics
 from grpojax.records.checkpoint import Checkpoints
@@ -45,9 +45,9 @@ class Target:
         recipe = self.recipe
         chosen = loaded[: config.limit or None]
         model: dict[str, Any] = {"weights": weights_digest(data.locate(recipe.model.path)), "dtype": recipe.model.dtype}
-        adapter = recipe.model.adapter
-        if adapter is not None and adapter.path is not None and self.run is None:
-            model["adapter"] = weights_digest(data.locate(adapter.path))
+        section = recipe.model.adapter
+        if section is not None and section.path is not None and self.run is None:
+            model["adapter"] = weights_digest(data.locate(section.path))
         if self.run is not None:
             # The settings that identify a run. Settings of its execution may change while it goes on.
             named_by: dict[str, Any] = {
@@ -57,8 +57,8 @@ class Target:
             }
             if recipe.own_critic is not None:
                 named_by["critic"] = recipe.own_critic
-            if adapter is not None:
-                named_by["adapter"] = adapter
+            if section is not None:
+                named_by["adapter"] = section
             known = settings.to_dict(named_by)
             model |= {"run": agreement.digest(json.dumps(known, sort_keys=True).encode()), "step": self.step}
             if recipe.train.updates_a_rollout == 1:
@@ -114,14 +114,14 @@ def read_target(
     folder, based = data.locate(target), False
     for text in overrides:
         key = text.partition("=")[0].strip()
-        adapts = key == "model.path" and hf.peft.is_adapter(folder)
+        adapts = key == "model.path" and is_adapter(folder)
         based |= adapts
         if key.split(".")[0] not in _OVERRIDES or (key in ("model", "model.path", "data.train") and not adapts):
             raise UserError(
                 f"override {text!r} has no effect on an evaluation, which takes options, model.*, data.*, rewards, "
                 "evaluate.*, mesh.*"
             )
-    if hf.peft.is_adapter(folder):
+    if is_adapter(folder):
         tree = _adapter_tree(target, None if based else "model.path=FOLDER")
     else:
         try:
@@ -138,7 +138,7 @@ def read_target(
         tree = {**_BARE, "model": {"path": target, **tree.get("model", {})}}
     tree, origins = settings.override(tree, overrides)
     recipe = settings.build(Config, tree, {"": str(folder / "config.json"), **origins})
-    if run is None and (adapter := recipe.model.adapter) is not None and adapter.path is None:
+    if run is None and (section := recipe.model.adapter) is not None and section.path is None:
         raise UserError("model.adapter without a path learns nothing here; set model.adapter.path, or evaluate a run")
     if not sets and not recipe.data.validation:
         raise UserError(f"{target} has no problems for evaluation; give --data FILE")
@@ -168,7 +168,7 @@ def model_of(target: str, dtype: str | None = None, base: str | None = None) -> 
       UserError: the target is none of these.
     """
     folder = data.locate(target)
-    adapts = hf.peft.is_adapter(folder)
+    adapts = is_adapter(folder)
     tree = _adapter_tree(target, "--base FOLDER" if base is None else None) if adapts else _tree(folder)
     run = folder if {"model", "run"} <= tree.keys() else None
     given = tree["model"] if run is not None or adapts else {"path": target}
@@ -193,8 +193,8 @@ def _adapter_tree(target: str, option: str | None) -> dict[str, Any]:
       target: the folder.
       option: what a user gives to name the base; None if it is given, and the folder's own need not be there.
     """
-    config, base = hf.peft.read_config(str(data.locate(target)))
-    key = f"{data.locate(target) / hf.peft.CONFIG}: base_model_name_or_path"
+    config, base = adapter.kind(f"{target} holds an adapter").read(str(data.locate(target)))
+    key = f"{data.locate(target) / ADAPTER}: base_model_name_or_path"
     if option is not None and not base:
         raise UserError(f"{key} names no base; give {option}")
     path = base if files.path(base).exists() else f"{data.HUB}{base}"

@@ -1,14 +1,19 @@
 """How a decoder runs: precision, the trade of memory for time, kernels, devices. Other modules say what it computes."""
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 from jax.sharding import Mesh
 
+from grpojax import extension
 from grpojax.host.errors import UserError
 from grpojax.models import attention as att
-from grpojax.models.adapters import AdapterConfig
+
+if TYPE_CHECKING:
+    AdapterConfig = Any
+else:
+    AdapterConfig = extension.section("model.adapter")
 
 Attention = Literal["auto", "xla", "splash", "cudnn"]
 
@@ -23,7 +28,8 @@ class ModelConfig:
       remat: what the backward pass recomputes. "layer" recomputes each layer. "matmuls" keeps the products with weights
         and, on CPUs and with cuDNN, the output of attention, and recomputes the rest. "none" keeps all activations.
       attention: the kernel: "xla", "splash" (TPU) or "cudnn" (NVIDIA, bfloat16). "auto" chooses by platform.
-      adapter: low-rank factors learn, and the weights in ``path`` are frozen; None trains every weight.
+      adapter: low-rank factors learn, and the weights in ``path`` are frozen; None trains every weight. It is a section
+        of an extension.
     """
 
     path: str

@@ -7,7 +7,7 @@ multiply by the functions of this module, and do not ask which of the two a weig
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 import jax
@@ -53,6 +53,10 @@ class Matrix(abc.ABC):
           axes: logical axes of the weight.
           dtype: for ``f``, of the arrays that have no dtype of their own.
         """
+
+    def with_learned(self, name: str, learned: Mapping[str, Array]) -> "Matrix":
+        """The weight called ``name`` with those of the ``learned`` arrays that change it; here there are none."""
+        return self
 
     def matmul(self, x: Array, precision: Precision) -> Array:
         """``x [n, in]`` times the weight ``[in, out]``: ``[n, out]`` in ``x``'s dtype."""

@@ -14,12 +14,12 @@ from grpojax.device import Dry, Program
 from grpojax.host import agreement
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.models import adapters, decoder, hf
-from grpojax.models.adapters import AdapterConfig
+from grpojax.models import decoder, hf
 from grpojax.models.compute import Compute, ModelConfig, compute_of
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import check_mesh, shardings
-from grpojax.programs import batch_shards, state
+from grpojax.programs import adapter, batch_shards, state
+from grpojax.programs.adapter import Adapter
 from grpojax.programs.sampler import SamplerConfig, rollout_program, unfinished
 from grpojax.sharding import MeshConfig
 from grpojax.types import Prompts, Rollout
@@ -75,14 +75,14 @@ class PolicyShape:
       graph: graph definition of the decoder.
       compute: how to run the decoder. Its mesh has the devices that learn.
       sampling: the devices that sample.
-      adapter: the adapters that learn in place of the weights; None if the weights learn.
+      adapter: what learns in place of the weights; None if these learn.
     """
 
     config: DecoderConfig
     graph: Any
     compute: Compute
     sampling: Sampling
-    adapter: AdapterConfig | None = None
+    adapter: Adapter | None = None
 
     @property
     def mesh(self) -> Mesh | None:
@@ -107,7 +107,7 @@ class Policy:
 
     Attributes:
       params: the weights once `load` has read them. With adapters they are the base
-        (`grpojax.models.adapters.on_base`). Code that takes the weights over sets this to None.
+        (`grpojax.programs.adapter.Adapter.on_base`). Code that takes the weights over sets this to None.
       count: number of all devices.
       device, shards, compute: the devices that learn, with their number of batch shards and compute settings.
       sampling_device, sampling: the devices that sample. They are those that learn, unless ``mesh.rollout`` reserves
@@ -131,15 +131,15 @@ class Policy:
         self.mesh = None if len(learning) == 1 else laid_out
         self.shards = sharding.shards(self.mesh)
         self.folder = str(data.locate(model.path))
-        self.compute, self.adapter = compute_of(model, self.mesh), model.adapter
+        self.compute, self.adapter = compute_of(model, self.mesh), adapter.of(model)
         self.tokenizer = hf.load_tokenizer(self.folder) if tokenizer is None else tokenizer
         self.eos_ids = hf.eos_ids(self.folder, self.tokenizer) if eos_ids is None else eos_ids
         if eos_ids is None and (note := hf.ends_note(self.folder, self.tokenizer)):
             log.info("%s", note)
         self.config = hf.fit_tokenizer(hf.read_config(self.folder), self.tokenizer, self.folder)
         check_mesh(self.config, self.mesh)
-        if self.mesh is not None:
-            adapters.check_axes(self.adapter, fsdp=self.mesh.shape["fsdp"], expert=self.mesh.shape["expert"])
+        if self.mesh is not None and self.adapter is not None:
+            self.adapter.check_axes(fsdp=self.mesh.shape["fsdp"], expert=self.mesh.shape["expert"])
         self.graph, self.params = decoder.abstract(self.config)[0], None
 
         self.device = self.sampling_device = device.Real(self.mesh)
@@ -150,26 +150,25 @@ class Policy:
 
     def load(self) -> "Policy":
         """Reads the weights; returns the policy."""
-        if self.adapter is not None and self.adapter.path is not None:
-            hf.peft.check(self.adapter, self.config)
+        if self.adapter is not None:
+            self.adapter.check(self.config)
         dtype = None if self.adapter is None else self.compute.dtype  # frozen weights need no higher precision
         _, params = state.split(hf.load(self.folder, tokenizer=self.tokenizer, mesh=self.mesh, dtype=dtype))
-        self.params = params if self.adapter is None else adapters.on_base(params, self.adapter)
+        self.params = params if self.adapter is None else self.adapter.on_base(params)
         return self
 
     def reshard(self, params: Any, weights: Literal["compute", "int8"] = "compute") -> Any:
         """Turns training weights into those that `sample` takes: in ``model.dtype`` or eight bits, whole over ``fsdp``
-        and cut by ``tensor`` (`grpojax.sharding.ROLLOUT`). It is `state.make_reshard`, or, with the base as it is,
-        `state.make_cast_of_factors`. On one device in float32, without adapters, these are the training weights
+        and cut by ``tensor`` (`grpojax.sharding.ROLLOUT`). It is `state.make_reshard`, or, with the base of an adapter
+        as it is, `Adapter.make_cast`. On one device in float32, without an adapter, these are the training weights
         themselves.
 
         Nobody keeps the result: a rollout's weights are freed when its program is over."""
-        unmerged = adapters.unmerged(self.adapter)
         program = _reshard_program(self.shape, weights)
         made = params if program is None else self.device.call(program, params)
         if self.disaggregated:
             made = self._sent(made)
-        return adapters.joined(params, made) if unmerged else made
+        return made if self.adapter is None or self.adapter.merged else adapter.joined(params, made)
 
     def sample(
         self,
@@ -272,8 +271,8 @@ class _NoTokenizer:
 
 @functools.lru_cache(maxsize=8)  # a run asks for it at every rollout
 def _reshard_program(shape: PolicyShape, weights: Literal["compute", "int8"]) -> Program | None:
-    if adapters.unmerged(shape.adapter):
-        return state.make_cast_of_factors(shape.compute)
+    if shape.adapter is not None and not shape.adapter.merged:
+        return shape.adapter.make_cast(shape.compute)
     return state.make_reshard(shape.config, shape.compute, weights, adapted=shape.adapter is not None)
 
 

@@ -11,19 +11,19 @@ from typing import Any
 import jax
 import optax
 
-from grpojax.models import adapters, hf
 from grpojax.models.weight_table import DECODER, WeightTable, leaf_name
+from grpojax.programs.adapter import Adapter, joined
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, decoder_network, init_state
 from grpojax.programs.update import Learns, Metrics
-from grpojax.types import Array, Rows, Scalar
+from grpojax.types import Rows, Scalar
 
 POLICY, BASE = "policy", "base"
 
 
-def table_of(adapter: adapters.AdapterConfig | None) -> WeightTable:
+def table_of(adapter: Adapter | None) -> WeightTable:
     """The table of the weights that learn."""
-    return DECODER if adapter is None else adapters.FACTORS
+    return DECODER if adapter is None else adapter.table
 
 
 def networks(shape: PolicyShape, optimizer: optax.GradientTransformation | None) -> dict[str, Network]:
@@ -42,8 +42,8 @@ def networks(shape: PolicyShape, optimizer: optax.GradientTransformation | None)
 
     kept = jax.tree_util.tree_map_with_path(frozen, whole.params)
     return {
-        POLICY: Network(params=adapters.abstract(adapter, config), optimizer=optimizer, table=table_of(adapter)),
-        BASE: Network(params=jax.eval_shape(lambda w: adapters.on_base(w, adapter), kept)),
+        POLICY: Network(params=adapter.abstract(config), optimizer=optimizer, table=table_of(adapter)),
+        BASE: Network(params=jax.eval_shape(adapter.on_base, kept)),
     }
 
 
@@ -63,30 +63,23 @@ def start(
     if policy.adapter is None:
         return {POLICY: init_state(params, optimizer, device) if restored is None else restored}
     if restored is None:
-        factors = first_factors(policy, params, seed)
-        restored = init_state(factors, optimizer, device, adapters.FACTORS)
+        factors = policy.adapter.first(policy.config, params, seed, device)
+        restored = init_state(factors, optimizer, device, policy.adapter.table)
     return {POLICY: restored, BASE: params}
-
-
-def first_factors(policy: Policy, base: Any, seed: int) -> dict[str, Array]:
-    """The factors that a run starts with: random ones, or those of the adapter's folder."""
-    assert policy.adapter is not None
-    if policy.adapter.path is not None:
-        return hf.peft.load(policy.adapter, policy.config, policy.device)
-    return adapters.first(policy.adapter, policy.config, base, seed, policy.mesh)
 
 
 def at_start(policy: Policy, seed: int = 0) -> Any:
     """The weights of a loaded policy in the form that its programs take, before any update."""
     if policy.adapter is None:
         return policy.params
-    return adapters.joined(policy.params, first_factors(policy, policy.params, seed))
+    base = policy.params
+    return joined(base, policy.adapter.first(policy.config, base, seed, policy.device))
 
 
 def weights(state: Mapping[str, Any]) -> Any:
     """The policy's weights in a run's state, in the form that its programs take. Copies nothing."""
     learned = state[POLICY].params
-    return adapters.joined(state[BASE], learned) if BASE in state else learned
+    return joined(state[BASE], learned) if BASE in state else learned
 
 
 def frozen(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,15 +90,12 @@ def frozen(state: Mapping[str, Any]) -> dict[str, Any]:
 def on_base(learns: Learns) -> Learns:
     """How factors learn with the loss of a whole policy. The loss finds their base in ``frozen``."""
 
-    def joined(factors: Any, frozen: Mapping[str, Any]) -> Any:
-        return adapters.joined(frozen[BASE], factors)
-
     def loss(factors: Any, frozen: Any, micro: Any) -> tuple[Scalar, Metrics]:
-        return learns.loss(joined(factors, frozen), frozen, micro)
+        return learns.loss(joined(frozen[BASE], factors), frozen, micro)
 
     def read(factors: Any, frozen: Any, rows: Rows) -> Any:
         assert learns.read is not None
-        return learns.read(joined(factors, frozen), frozen, rows)
+        return learns.read(joined(frozen[BASE], factors), frozen, rows)
 
     reads = None if learns.read is None else read
     return dataclasses.replace(learns, loss=loss, read=reads)

@@ -13,11 +13,12 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from grpojax import sharding
-from grpojax.device import WHOLE, Device, Program, Real, places
-from grpojax.models import adapters, kv_heads, matrix
+from grpojax.device import WHOLE, Device, Program, Real, cut, places
 from grpojax.models import decoder as dec
+from grpojax.models import kv_heads, matrix
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.quantised import Int8Matrix
@@ -130,7 +131,7 @@ def make_reshard(
     embeddings and the output projection. This happens before the gather, so that the wire carries one byte for each
     weight. Norms and biases are cast.
 
-    With ``adapted`` the weights have factors (`grpojax.models.adapters`), which are merged here, in float32.
+    With ``adapted`` some weights are a `grpojax.models.matrix.Matrix`, which is merged here, in float32.
     """
     dtype, mesh = jnp.dtype(compute.dtype), compute.mesh
     if mesh is None and dtype == jnp.float32 and weights == "compute" and not adapted:
@@ -172,18 +173,19 @@ def make_reshard(
     return Program("reshard", reshard, out=None if mesh is None else placed)
 
 
-def make_cast_of_factors(compute: Compute) -> Program:
-    """Makes the factors that a rollout samples with if they are not merged: ``params -> factors`` in the compute dtype.
-    The base is sampled with as it is, so that no axis may cut it (`grpojax.models.adapters.check_axes`)."""
-    dtype = jnp.dtype(compute.dtype)
+def merged(params: Any, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
+    """A decoder's weights as arrays of ``dtype``, each `grpojax.models.matrix.Matrix` merged, with the training
+    shardings."""
 
-    def cast(params: Any) -> dict[str, Array]:
-        factors = adapters.factors_of(params)
-        return {name: x if adapters.FACTORS[name].exact else x.astype(dtype) for name, x in factors.items()}
+    def one(x: Any) -> Array:
+        return matrix.merged(x).astype(dtype)
 
-    return Program(
-        "reshard", cast, out=None if compute.mesh is None else lambda params: places(adapters.factors_of(params))
-    )
+    def whole(path: Any, x: Any) -> Any:
+        # One layer after the other: all layers in float32 would take twice the memory of the weights.
+        each = (lambda x: jax.lax.map(one, x)) if matrix.is_matrix(x) else one
+        return Program("", each, out=cut(mesh, DECODER[leaf_name(path)].axes))(x)
+
+    return jax.tree_util.tree_map_with_path(whole, params, is_leaf=matrix.is_matrix)
 
 
 def make_frozen_copy(compute: Compute, *, averaged: bool = False) -> Program:

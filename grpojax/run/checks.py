@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from grpojax import data, variants
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.models import hf
 from grpojax.programs import batch_shards, kv_cache, packing
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.programs.policy import Policy
@@ -37,7 +36,7 @@ def adapter(policy: Policy) -> None:
     """Raises `UserError` if the policy is to have adapters that peft could not read after the run."""
     if policy.adapter is None:
         return
-    if why := hf.peft.check_start(policy.adapter, policy.config, policy.folder):
+    if why := policy.adapter.check_start(policy.config, policy.folder):
         log.warning(f"model.adapter: {why}; export this run with --merged")
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from grpojax import extension, variants
 from grpojax.host.errors import UserError
 from grpojax.losses.surrogates import acts_without_advantage, name_of
-from grpojax.models.adapters import unmerged
 from grpojax.rewards import RewardsConfig
 
 
@@ -416,33 +415,6 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             why="there is no critic",
             when=lambda c: c.critic is not None and c.method.variant.critic is None,
             message=lambda c: f"critic: variant {c.method.variant.name!r} has no critic; leave the section out",
-        ),
-        Exclusion(
-            settings="`model.adapter` and `train.reference_every` over 0",
-            why="the reference is the base with the factors of the start, which do not change",
-            when=lambda c: c.model.adapter is not None and c.train.reference_every,
-            message=lambda c: (
-                f"train.reference_every={c.train.reference_every}: with model.adapter the reference is the base with "
-                "the factors of the start, which do not change; set it to 0"
-            ),
-        ),
-        Exclusion(
-            settings="`model.adapter.merged: false` and `rollout.weights: int8`",
-            why="a rollout then samples with the base as it is, whose format `model.adapter.base` sets",
-            when=lambda c: unmerged(c.model.adapter) and c.rollout.weights != "compute",
-            message=lambda c: (
-                f"rollout.weights={c.rollout.weights}: model.adapter.merged=false samples with the base as it is\n"
-                "set rollout.weights=compute, and model.adapter.base=int8 for eight bits"
-            ),
-        ),
-        Exclusion(
-            settings="`model.adapter.merged: false` and `mesh.rollout`",
-            why="devices that only sample have no base",
-            when=lambda c: unmerged(c.model.adapter) and c.mesh.rollout,
-            message=lambda c: (
-                f"mesh.rollout={c.mesh.rollout}: devices that only sample have no base; set it to 0, or "
-                "model.adapter.merged=true"
-            ),
         ),
     ),
 }

@@ -16,9 +16,9 @@ from grpojax import losses as L
 from grpojax.device import ROWS, Program, cut, quick_options
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig, flops
-from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import Compute
 from grpojax.programs import policy_state, policy_update
+from grpojax.programs.adapter import Adapter
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network
@@ -59,7 +59,7 @@ class Learning:
       entropy: whether the variant reads the entropy of each token before the updates.
       balance_coef: coefficient for a policy that is a mixture of experts
         (`grpojax.programs.policy_update.policy_objective`).
-      adapter: the adapter that learns in place of the policy's weights.
+      adapter: what learns in place of the policy's weights.
     """
 
     model: DecoderConfig
@@ -71,7 +71,7 @@ class Learning:
     temperature: float
     entropy: bool = False
     balance_coef: float | None = None
-    adapter: AdapterConfig | None = None
+    adapter: Adapter | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def learning_of(config: Config, policy: PolicyShape) -> Learning:
         temperature=config.rollout.temperature,
         entropy="entropy" in variant.needs,
         balance_coef=train.balance_coef if mixture else None,
-        adapter=config.model.adapter,
+        adapter=policy.adapter,
     )
 
 

@@ -26,7 +26,7 @@ else:
     CriticConfig, EnvironmentConfig = extension.section("critic"), extension.section("environment")
 
 # Sections that an extension brings; without it none may be given.
-OF_EXTENSIONS = ("critic", "environment", "rollout.curriculum", "rollout.sample_allocation")
+OF_EXTENSIONS = ("critic", "environment", "model.adapter", "rollout.curriculum", "rollout.sample_allocation")
 
 # Settings, or beginnings of their names, that change how a run is executed and recorded but not what it computes.
 EXECUTION = (

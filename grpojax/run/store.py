@@ -13,8 +13,8 @@ from etils import epath
 from grpojax.host import agreement, files, processes, settings
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.models import adapters
 from grpojax.programs import policy_state
+from grpojax.programs.adapter import joined
 from grpojax.programs.policy import Policy, model_facts, weights_digest
 from grpojax.programs.state import abstract_state
 from grpojax.records import metrics
@@ -258,4 +258,4 @@ def load_policy_params(policy: Policy, run_dir: epath.PathLike, step: int) -> An
         learned = checkpoints.restore_params(abstract, step)
     finally:
         checkpoints.close()
-    return learned if policy.adapter is None else adapters.joined(base, learned)
+    return learned if policy.adapter is None else joined(base, learned)

@@ -11,11 +11,10 @@ import fake_device
 import numpy as np
 import pytest
 from refusals import RECIPE, check_said
-from safetensors.numpy import save_file
 
 from grpojax import data, rewards
 from grpojax.cli import main as cli
-from grpojax.cli.targets import model_of, read_target
+from grpojax.cli.targets import read_target
 from grpojax.host.errors import UserError
 from grpojax.records import metrics as tracking
 from grpojax.records.evaluations import read
@@ -137,24 +136,6 @@ def test_refusals(whole, options, message, capsys):
 def test_config_values(override, message):
     with pytest.raises(UserError, match=re.escape(message)):
         config.load(RECIPE, [override])
-
-
-@pytest.mark.parametrize(
-    ("base", "said"),
-    [("./nowhere/tiny", "\n"), ("me/no", "; from the hub: hf download me/no\n")],
-)
-def test_a_base_that_is_not_there_is_answered_with_key_and_option(base, said, tmp_path):
-    tensor = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": np.zeros((2, 3), np.float32)}
-    save_file(tensor, tmp_path / "adapter_model.safetensors")
-    described = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": base}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(described))
-    said = re.escape(f"base_model_name_or_path={base!r}: no such folder here{said}")
-    with pytest.raises(UserError, match=f"{said}give the base's folder by model.path=FOLDER$"):
-        read_target(str(tmp_path), sets=[DATA])
-    with pytest.raises(UserError, match=f"{said}give the base's folder by --base FOLDER$"):
-        model_of(str(tmp_path))
-    assert read_target(str(tmp_path), ["model.path=builtin:tiny"], sets=[DATA]).recipe.model.path == "builtin:tiny"
-    assert model_of(str(tmp_path), base="builtin:tiny")[0].path == "builtin:tiny"
 
 
 def test_places_that_are_not_an_evaluations(whole, tmp_path, capsys):

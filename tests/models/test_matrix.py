@@ -5,14 +5,15 @@ import dataclasses
 import flat_batches
 import jax
 import jax.numpy as jnp
+import matrix_forms
 import numpy as np
 import pytest
+from matrix_forms import random
 from plain_decoder import BASE, MIXTURE, learning_batch, random_decoder, some_prompts
 
 from grpojax.models import Compute, matrix
 from grpojax.models import decoder as dec
-from grpojax.models.adapters import Adapted, Factors
-from grpojax.models.matrix import Matrix, Times, Transposed
+from grpojax.models.matrix import Matrix, Transposed
 from grpojax.models.quantised import Int8Matrix
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 
@@ -37,46 +38,17 @@ class Doubled(Matrix):
         return Doubled(f(self.half, axes, dtype))
 
 
-def random(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
-
-
-def factors(*lead):
-    return Factors(random(*lead, 12, 3, seed=1), random(*lead, 3, 7, seed=2))
-
-
-FORMS = {
-    "int8": lambda w: Int8Matrix.of(w, -2),
-    "frozen": lambda w: Adapted(base=w, factors=None, scale=2.0),
-    "adapted": lambda w: Adapted(base=w, factors=factors(*w.shape[:-2]), scale=0.5),
-    "adapted int8": lambda w: Adapted(base=Int8Matrix.of(w, -2), factors=factors(*w.shape[:-2]), scale=0.5),
-    "of a stranger": lambda w: Doubled(w / 2),
-}
+FORMS = {"int8": lambda w: Int8Matrix.of(w, -2), "of a stranger": lambda w: Doubled(w / 2)}
 
 
 @pytest.mark.parametrize("form", [*FORMS, "transposed"])
 def test_a_product_is_that_of_the_merged_weight(form):
-    made = {**FORMS, "transposed": Transposed.of}[form](random(12, 7))
-    x, g, whole = random(5, 12, seed=3), random(5, 7, seed=4), made.merged()
-    assert made.shape == whole.shape == (12, 7) and made.ndim == 2
-    close = dict(rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(jax.jit(matrix.matmul)(x, made), x @ whole, **close)
-    np.testing.assert_allclose(made.back(g, None), g @ whole.T, **close)
-    gradient = jax.vjp(lambda x: matrix.matmul(x, made), x)[1](g)[0]
-    np.testing.assert_allclose(gradient, g @ whole.T, **close)
-    _, back = jax.vjp(lambda x: matrix.frozen_matmul(x, made, None), x)
-    np.testing.assert_allclose(back(g)[0], g @ whole.T, **close)
+    matrix_forms.check_product({**FORMS, "transposed": Transposed.of}[form](random(12, 7)))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_several_weights_at_once(form):
-    made, x = FORMS[form](random(4, 12, 7)), random(4, 5, 12, seed=3)
-
-    def scaled(x, values, scale):
-        return jnp.einsum("end,edf->enf", x, values.astype(x.dtype)) * scale[:, None]
-
-    times = Times(lambda x, w: jnp.einsum("end,edf->enf", x, w), scaled)
-    np.testing.assert_allclose(matrix.stacked(x, made, times), x @ matrix.merged(made), rtol=1e-5, atol=1e-5)
+    matrix_forms.check_stacked(FORMS[form](random(4, 12, 7)))
 
 
 @pytest.mark.parametrize("form", [lambda w: w, lambda w: Int8Matrix.of(w, 1), lambda w: Doubled(w / 2)])
@@ -89,14 +61,7 @@ def test_a_table(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_map_hands_each_array_its_axes(form):
-    made = FORMS[form](random(4, 12, 7))
-    sizes = {"experts": 4, "embed": 12, "mlp": 7, "rank": 3}
-
-    def same(x, axes, dtype):
-        assert x.shape == tuple(sizes[a] for a in axes)
-        return x
-
-    jax.tree.map(np.testing.assert_array_equal, matrix.each(made, same, ("experts", "embed", "mlp"), None), made)
+    matrix_forms.check_map(FORMS[form](random(4, 12, 7)))
 
 
 @pytest.mark.parametrize("config", [BASE, MIXTURE], ids=["dense", "mixture"])

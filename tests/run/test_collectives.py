@@ -6,7 +6,6 @@ import pytest
 CASES = {
     "scores": ("variant={name: grpo, kl_coef: 0.1}", "train.minibatches=2", "train.reference_every=1"),
     "covariance": ("variant=clip_cov", "train.ppo_epochs=2"),
-    "factors": ("model.adapter={rank: 4}", "model.dtype=bfloat16"),
     "eight bits": ("rollout.weights=int8", "rollout.uncorrected=true"),
 }
 NAMES = {"update", "score", "rollout", "reshard"}

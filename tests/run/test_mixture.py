@@ -1,4 +1,4 @@
-"""A mixture of experts is trained, whole or by factors, and leaves as transformers and peft read it."""
+"""A mixture of experts is trained, and leaves as transformers reads it."""
 
 import dataclasses
 
@@ -68,21 +68,3 @@ def test_a_run_learns_with_the_experts_that_its_sampler_chose(recipe, folder, tm
 def test_a_policy_without_experts_has_nothing_to_balance_or_replay(recipe, tmp_path, capsys, setting):
     assert cli.main(["train", str(recipe), f"run.dir={tmp_path}", setting]) == 2
     assert setting in capsys.readouterr().err
-
-
-def test_factors_of_experts_learn_and_leave_for_peft_and_merged(recipe, folder, tmp_path):
-    peft = pytest.importorskip("peft", reason="peft is absent: pip install 'grpojax[test-all]'")
-    run, rank = tmp_path / "run", ["model.adapter.rank=4", "optimizer.learning_rate=0.02"]
-    given = [f"model.path={folder}", f"run.dir={run}", "train.steps=4", "train.eval_every=0", *rank]
-    given += ["mesh.fsdp=2", "mesh.tensor=2", f"mesh.data={jax.device_count() // 4}"]
-    assert cli.main(["train", str(recipe), *given]) == 0
-    lines = [line for line in numbers(run) if "reward" in line]
-    assert lines[-1]["reward"] > lines[0]["reward"] + 0.2
-    assert max(line["sampling/logp_difference_max"] for line in lines) < 1e-4 and lines[-1]["kl"] > 1e-4
-    for name, more in (("peft", []), ("whole", ["--merged"])):
-        assert cli.main(["export", str(run), "--to", str(tmp_path / name), *more]) == 0
-    ours = our_logps(models.load(tmp_path / "whole"))
-    adapted = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "peft", attn_implementation="eager").eval()
-    for theirs in (their_logps(adapted), their_logps(their(tmp_path / "whole", dtype="auto"))):
-        for a, b in zip(ours, theirs, strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)

@@ -14,8 +14,6 @@ from grpojax.train import train
 CASES = {
     "clip_cov": ["variant=clip_cov", "train.ppo_epochs=2"],
     "gtpo": ["variant=gtpo"],
-    "adapters": ["model.adapter={rank: 2}", "variant={name: grpo, kl_coef: 0.1}"],
-    "adapters that are not merged": ["model.adapter={rank: 2, merged: false}", "mesh.data=2", "mesh.fsdp=1"],
     "router_replay": ["model.path=MIXTURE", "rollout.router_replay=true", "train.ppo_epochs=2"],
 }
 

@@ -18,12 +18,12 @@ from grpojax.extensions.methods.critic_update import ROLE, TRUNK, CriticModel, m
 from grpojax.extensions.methods.sections import CriticConfig
 from grpojax.host import files
 from grpojax.host.errors import UserError
-from grpojax.models import adapters, hf
+from grpojax.models import hf
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.programs import policy_state
 from grpojax.programs.optimizer import make_optimizer
 from grpojax.programs.policy import Policy, PolicyShape
-from grpojax.programs.state import Network, abstract_state, init_state
+from grpojax.programs.state import Network, abstract_state, init_state, merged
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import weighing
 from grpojax.run.batch import Batch
@@ -107,7 +107,7 @@ class Critic(Part):
 
     @functools.cached_property
     def _optimizer(self) -> optax.GradientTransformation:
-        return make_optimizer(self.section.optimizer, self.config.train.updates, models.CRITIC)
+        return make_optimizer(self.section.optimizer, self.config.train.updates, self.model.table)
 
     def networks(self) -> dict[str, Network]:
         return self.model.networks(self._optimizer)
@@ -144,12 +144,12 @@ class Critic(Part):
             return {}
         device = self.policy.device
         if self.model.adapter is not None:
-            return {ROLE: init_state(self._factors(params), self._optimizer, device, models.CRITIC)}
+            return {ROLE: init_state(self._factors(params), self._optimizer, device, self.model.table)}
         trunk, head = read or first_weights(self.policy, self.section, params)
         learned, frozen = self.model.weights(trunk, device.put(head, ("hidden",)))
         if restored is not None:
             return frozen
-        return frozen | {ROLE: init_state(learned, self._optimizer, device, models.CRITIC)}
+        return frozen | {ROLE: init_state(learned, self._optimizer, device, self.model.table)}
 
     def _factors(self, base: Any) -> dict[str, Any]:
         """The adapter factors that learn on the policy's base."""
@@ -157,7 +157,7 @@ class Critic(Part):
         assert model.adapter is not None
         head = np.zeros(model.config.hidden_size, np.float32)
         seed = self.config.train.seed
-        factors = {} if model.frozen else adapters.first(model.adapter, model.config, base, seed, policy.mesh)
+        factors = {} if model.frozen else model.adapter.fresh(model.config, base, seed, policy.mesh)
         return {**factors, "token_head": policy.device.put(head, ("hidden",))}
 
     def frozen(self, networks: Networks) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def load_critic(policy: Policy, config: CriticConfig, run_dir: epath.PathLike, s
     if model.adapter is not None:
         trunk, head = model.parts(params, {policy_state.BASE: policy.params})
         graph, weights = nnx.split(trunk)
-        return nnx.merge(graph, adapters.merged(weights, "float32", policy.mesh)), head
+        return nnx.merge(graph, merged(weights, "float32", policy.mesh)), head
     frozen = {TRUNK: first_weights(policy, config, policy.params)[0]} if model.frozen else {}
     return model.parts(params, frozen)
 

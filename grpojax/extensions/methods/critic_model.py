@@ -20,7 +20,6 @@ from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
 from grpojax.models import flops, hf
-from grpojax.models.adapters import FACTORS
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
@@ -28,11 +27,10 @@ from grpojax.models.hf.folder import damaged
 from grpojax.models.weight_table import DECODER, Weight, WeightTable, initial, shardings, zeros
 from grpojax.types import Array, PerPrompt, Rows, Samples
 
-# A decoder's weights without its output projection, or the factors of its adapters, and the head ``[D]``. The head is
-# not a matrix: it does not decay, and like the norms it stays whole on every device.
+# A decoder's weights without its output projection, and the head ``[D]``. The head is not a matrix: it does not decay,
+# and like the norms it stays whole on every device.
 CRITIC: WeightTable = {
     **{name: weight for name, weight in DECODER.items() if name != "head"},
-    **FACTORS,
     "token_head": Weight(("hidden",), zeros, "token_head.weight"),
 }
 HEAD_FILE = "token_head.safetensors"  # next to the trunk's own files

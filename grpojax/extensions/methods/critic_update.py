@@ -11,13 +11,12 @@ from flax import nnx
 
 from grpojax import variants
 from grpojax.extensions.methods import critic_model as models
-from grpojax.models import adapters
 from grpojax.models import decoder as dec
-from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.weight_table import check_mesh
+from grpojax.models.weight_table import WeightTable, check_mesh
 from grpojax.programs import blocks
+from grpojax.programs.adapter import Adapter, joined
 from grpojax.programs.policy_state import BASE
 from grpojax.programs.state import Network
 from grpojax.programs.update import Metrics
@@ -43,9 +42,14 @@ class CriticModel:
     config: DecoderConfig
     compute: Compute
     frozen: bool = False
-    adapter: AdapterConfig | None = None
+    adapter: Adapter | None = None
     at: models.Place = "before"
     loss: variants.BiasLoss | variants.ValueLoss | None = None
+
+    @property
+    def table(self) -> WeightTable:
+        """The table of the weights that learn."""
+        return models.CRITIC if self.adapter is None else {**models.CRITIC, **self.adapter.table}
 
     @property
     def passes(self) -> int:
@@ -55,10 +59,10 @@ class CriticModel:
     def networks(self, optimizer: optax.GradientTransformation | None) -> dict[str, Network]:
         """The critic's networks by role; raises `UserError` if a weight does not divide over the mesh."""
         check_mesh(self.config, self.compute.mesh)
-        learns = {"table": models.CRITIC, "loss": self.objective, "read": self.read, "flops": self.update_flops}
+        learns = {"table": self.table, "loss": self.objective, "read": self.read, "flops": self.update_flops}
         head = jax.ShapeDtypeStruct((self.config.hidden_size,), "float32")
         if self.adapter is not None:
-            factors = {} if self.frozen else adapters.abstract(self.adapter, self.config)
+            factors = {} if self.frozen else self.adapter.abstract(self.config)
             params, others = {**factors, "token_head": head}, {}
         elif self.frozen:
             params, others = {"token_head": head}, {TRUNK: Network(params=dec.abstract(self.config)[1])}
@@ -76,7 +80,7 @@ class CriticModel:
         """The trunk and the head from `weights`. With an adapter ``frozen`` also has the policy's base."""
         if self.adapter is not None:
             base = nnx.State({name: w for name, w in frozen[BASE].items() if name != "head"})
-            return nnx.merge(dec.abstract(self.config)[0], adapters.joined(base, params)), params["token_head"]
+            return nnx.merge(dec.abstract(self.config)[0], joined(base, params)), params["token_head"]
         if self.frozen:
             return nnx.merge(dec.abstract(self.config)[0], frozen[TRUNK]), params["token_head"]
         critic = nnx.merge(models.abstract(self.config)[0], params)

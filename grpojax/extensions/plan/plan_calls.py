@@ -11,7 +11,7 @@ from grpojax import sharding
 from grpojax.device import Program
 from grpojax.models import DecoderConfig, compute_of, decoder, experts, flops, kv_heads
 from grpojax.models.decoder_config import Experts
-from grpojax.programs import kv_cache
+from grpojax.programs import adapter, kv_cache
 from grpojax.programs.policy import PolicyShape, Sampling
 from grpojax.programs.sampler import Draws
 from grpojax.run import dry, parts
@@ -117,7 +117,7 @@ def a_step(config: Config) -> dict[str, Call]:
         graph=decoder.abstract(model)[0],
         compute=compute,
         sampling=Sampling(None, compute),
-        adapter=config.model.adapter,
+        adapter=adapter.of(config.model),
     )
     run = dry.run_of(config, policy, read_shape=lambda path: model)
     found = _Found(policy, run.state, config)

@@ -26,10 +26,11 @@ from grpojax.extensions.plan.plan_links import Split
 from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.extensions.plan.plan_shapes import shape_of
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, DecoderConfig, adapters, delta_net, dispatch, experts, flops, kv_heads
+from grpojax.models import Compute, DecoderConfig, delta_net, dispatch, experts, flops, kv_heads
 from grpojax.models.weight_table import check_experts
+from grpojax.programs import adapter, kv_cache, packing
 from grpojax.programs import batch_shards as cut
-from grpojax.programs import kv_cache, packing
+from grpojax.programs.adapter import Adapter
 from grpojax.run.recipe import Config
 
 _GIB = 2**30
@@ -201,25 +202,35 @@ class _Work:
         return dataclasses.replace(self.model, num_kv_heads=kv_heads.over(self.model, self.tensor))
 
     @functools.cached_property
+    def adapter(self) -> Adapter | None:
+        """What learns in place of the weights."""
+        return adapter.of(self.config.model)
+
+    @property
+    def samples_with_base(self) -> bool:
+        """Whether rollouts sample with the base of an adapter as it is."""
+        return self.adapter is not None and not self.adapter.merged
+
+    @functools.cached_property
     def learned(self) -> float:
         """Bytes of the weights that learn on a chip, in float32."""
-        if (adapter := self.config.model.adapter) is None:
+        if self.adapter is None:
             return 4 * self.parameters / self.parts / self.tensor
         devices = {"fsdp": self.fsdp, "expert": self.expert, "tensor": self.tensor}
         total = 0.0
-        for name, x in adapters.abstract(adapter, self.model).items():
-            cut_over = (axis for of_weight in adapters.FACTORS[name].axes for axis in sharding.TRAIN[of_weight])
+        for name, x in self.adapter.abstract(self.model).items():
+            cut_over = (axis for of_weight in self.adapter.table[name].axes for axis in sharding.TRAIN[of_weight])
             total += 4 * math.prod(x.shape) / math.prod(devices[axis] for axis in cut_over)
         return total
 
     @property
     def base(self) -> float:
         """Bytes on a chip of the frozen base weights of adapters."""
-        if (adapter := self.config.model.adapter) is None:
+        if (section := self.config.model.adapter) is None:
             return 0.0
         size = 2 if self.config.model.dtype == "bfloat16" else 4
         linear = flops.all_layers_weights(self.model)
-        total = linear * (1 if adapter.base == "int8" else size) + (self.parameters - linear) * size
+        total = linear * (1 if section.base == "int8" else size) + (self.parameters - linear) * size
         return total / self.parts / self.tensor
 
     @property
@@ -251,15 +262,15 @@ class _Work:
     @property
     def linear_bytes(self) -> int:
         """Bytes of one weight of a linear layer in a rollout."""
-        adapter = self.config.model.adapter
-        if adapter is None or adapter.merged:
+        section = self.config.model.adapter
+        if section is None or section.merged:
             return self.weight_bytes
-        return 1 if adapter.base == "int8" else 2
+        return 1 if section.base == "int8" else 2
 
     @property
     def cast(self) -> float:
         """Bytes on a chip that are made for a rollout: weights, or only factors in 16 bits if they are not merged."""
-        if adapters.unmerged(self.config.model.adapter):
+        if self.samples_with_base:
             return self.learned / 2
         return self.weight_bytes * self.whole
 
@@ -313,8 +324,8 @@ class _Work:
     def gathered(self) -> tuple[float, float, float]:
         """Bytes that a chip receives when the weights of all layers but experts are gathered, when the output
         projection is, and when experts are, which is over ``fsdp`` only."""
-        adapter, others = self.config.model.adapter, (self.parts - 1) / self.parts / self.tensor
-        each = 2 if adapter is None or adapter.base == "compute" else 1
+        section, others = self.config.model.adapter, (self.parts - 1) / self.parts / self.tensor
+        each = 2 if section is None or section.base == "compute" else 1
         head = self.model.vocab_size * self.model.hidden_size
         layers = self.parameters - (2 if self.model.own_head else 1) * head - self.of_experts
         experts = each * self.of_experts / self.expert * (self.fsdp - 1) / self.fsdp / self.tensor
@@ -352,7 +363,8 @@ def _check_divides(w: _Work, chips: int) -> None:
     if w.shards * w.tensor != chips:
         axes = sharding.shown((w.split.data, w.fsdp, w.expert, w.tensor))
         raise UserError(f"mesh {axes} does not make {chips} chips")
-    adapters.check_axes(w.config.model.adapter, fsdp=w.fsdp, expert=w.expert)
+    if w.adapter is not None:
+        w.adapter.check_axes(fsdp=w.fsdp, expert=w.expert)
     check_experts(w.model, w.expert)
     widths = {"intermediate_size": w.model.intermediate_size}
     if w.model.experts is not None:
@@ -496,7 +508,7 @@ def _drawn(w: _Work, target: Target, tokens: int) -> _Needs:
 
 def _reshard(w: _Work, target: Target) -> _Needs:
     consumers = {"weights cast for the rollout": w.cast / _GIB}
-    read = w.learned + (0.0 if adapters.unmerged(w.config.model.adapter) else w.base)
+    read = w.learned + (0.0 if w.samples_with_base else w.base)
     cut = w.weight_bytes * w.of_experts / w.expert / w.tensor
     received = {"all": (w.cast - cut) * (w.parts - 1) / w.parts, "fsdp": cut * (w.fsdp - 1) / w.fsdp}
     return _Needs(consumers, 0.0, w.cast + read, received)

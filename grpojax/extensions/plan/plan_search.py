@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
+from grpojax import extension
 from grpojax.extensions.plan import plan_estimate
 from grpojax.extensions.plan.plan_calls import Call
 from grpojax.extensions.plan.plan_chips import Target
@@ -16,7 +17,7 @@ from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.extensions.plan.plan_shapes import shape_of
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig
-from grpojax.models.adapters import AdapterConfig
+from grpojax.programs.adapter import SETTING
 from grpojax.run.recipe import Config
 
 SLACK = 1.05  # a split that takes up to this times as long as the fastest is as good
@@ -143,9 +144,9 @@ def changes(config: Config, target: Target, model: DecoderConfig | None = None) 
     Args:
       config, target, model: as in `best`.
     """
-    model, adapter = _shape(config, model), config.model.adapter
+    model = _shape(config, model)
     for way in (
-        _adapted(config, adapter or AdapterConfig(rank=RANK)) if adapter is None or not adapter.dora else (),
+        _adapted(config),
         _fewer_slots(config),
         _fewer_prompts(config),
     ):
@@ -156,7 +157,12 @@ def changes(config: Config, target: Target, model: DecoderConfig | None = None) 
                     break
 
 
-def _adapted(config: Config, adapter: AdapterConfig) -> Iterator[tuple[str, Config]]:
+def _adapted(config: Config) -> Iterator[tuple[str, Config]]:
+    adapter, section = config.model.adapter, extension.words("sections").get(SETTING)
+    if adapter is None and section is not None:
+        adapter = extension.imported(section)(rank=RANK)
+    if adapter is None or adapter.dora:
+        return
     unmerged = dataclasses.replace(adapter, merged=False)
     eight = dataclasses.replace(unmerged, base="int8")
     said, before, changed = list[str](), config.model.adapter, config

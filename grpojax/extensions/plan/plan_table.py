@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from grpojax import extension
 from grpojax.extensions.plan import plan_chips, plan_estimate, plan_search
 from grpojax.extensions.plan.plan_run import RunBound
 from grpojax.extensions.plan.plan_shapes import shape_of
 from grpojax.host.errors import UserError
-from grpojax.models.adapters import AdapterConfig
+from grpojax.programs.adapter import SETTING
 from grpojax.run.recipe import Config
 
 RANK = 32  # of adapters, where the recipe has none
@@ -90,10 +91,11 @@ class _Way(NamedTuple):
 def _learning(config: Config, learns: str) -> _Way | UserError:
     """The recipe with this way to learn, or why it cannot have it."""
     adapter = None
-    if learns != LEARNS[0]:
-        base = "compute" if learns == LEARNS[1] else "int8"
-        adapter = dataclasses.replace(config.model.adapter or AdapterConfig(rank=RANK), base=base)
     try:
+        if learns != LEARNS[0]:
+            base = "compute" if learns == LEARNS[1] else "int8"
+            section = config.model.adapter or extension.load("sections", SETTING, learns)(rank=RANK)
+            adapter = dataclasses.replace(section, base=base)
         made = dataclasses.replace(config, model=dataclasses.replace(config.model, adapter=adapter))
         return _Way(made, plan_estimate.calls_of_a_step(made))
     except UserError as e:

@@ -13,8 +13,9 @@ from grpojax.extensions.plan.plan_chips import Chips, topology_mesh, topology_me
 from grpojax.extensions.plan.plan_compile import compile_program, per_chip
 from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.extensions.plan.plan_shapes import shape_of
-from grpojax.models import DecoderConfig, adapters, compute_of, decoder, flops
+from grpojax.models import DecoderConfig, compute_of, decoder, flops
 from grpojax.models.compute import ModelConfig
+from grpojax.programs import adapter
 from grpojax.programs.policy import PolicyShape, Sampling
 from grpojax.run.dry import Recipe
 from grpojax.run.recipe import Config
@@ -80,12 +81,13 @@ def plan_other(
 def policy_shape(config: ModelConfig, model: DecoderConfig, chips: Chips) -> PolicyShape:
     """A recipe's policy of this shape on chips that are not there. Raises `UserError` if their mesh cannot run its
     adapters."""
-    adapters.check_axes(config.adapter, fsdp=chips.mesh.shape["fsdp"], expert=chips.mesh.shape["expert"])
+    if (learned := adapter.of(config)) is not None:
+        learned.check_axes(fsdp=chips.mesh.shape["fsdp"], expert=chips.mesh.shape["expert"])
     compute = compute_of(config, chips.mesh, platform=chips.platform)
     mesh = chips.mesh if chips.sampling is None else chips.sampling
     sampling = Sampling(mesh, dataclasses.replace(compute, mesh=mesh))
     graph = decoder.abstract(model)[0]
-    return PolicyShape(config=model, graph=graph, compute=compute, sampling=sampling, adapter=config.adapter)
+    return PolicyShape(config=model, graph=graph, compute=compute, sampling=sampling, adapter=learned)
 
 
 def _reports(run: RunCalls, chips: Chips, programs: Sequence[str] | None = None) -> list[ProgramReport]:

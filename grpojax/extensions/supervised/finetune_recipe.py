@@ -9,7 +9,6 @@ from typing import Any, Literal
 from grpojax.extensions.supervised.answered import AnsweredConfig
 from grpojax.host import settings
 from grpojax.host.errors import UserError, require
-from grpojax.models.adapters import unmerged
 from grpojax.models.compute import ModelConfig
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.metrics import TrackingConfig
@@ -161,7 +160,7 @@ class _Supervised:
             value = getattr(self.tracking, name)
             if value != getattr(TrackingConfig, name):
                 raise UserError(f"tracking.{name}={value!r}: nothing is sampled here; leave it out")
-        if unmerged(self.model.adapter):
+        if self.model.adapter is not None and not self.model.adapter.merged:
             raise UserError("model.adapter.merged=false: nothing is sampled here; leave it out")
         if train.eval_every and self.data.validation is None:
             raise UserError(f"train.eval_every={train.eval_every}: there is no data.validation to evaluate on")

@@ -1,6 +1,5 @@
 """Hugging Face folders in and out."""
 
-from grpojax.models.hf import peft
 from grpojax.models.hf.config_json import from_hf, read_config
 from grpojax.models.hf.folder import model_folder
 from grpojax.models.hf.reading import load
@@ -26,7 +25,6 @@ __all__ = [
     "load",
     "load_tokenizer",
     "model_folder",
-    "peft",
     "read_config",
     "save",
     "token_bytes",

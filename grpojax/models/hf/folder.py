@@ -38,9 +38,17 @@ def model_folder(path: str | os.PathLike) -> epath.Path:
     return path
 
 
+ADAPTER = "adapter_config.json"  # of a folder with an adapter (LoRA and the like), as peft saves them
+
+
+def is_adapter(folder: epath.Path) -> bool:
+    """Whether a folder holds an adapter and no whole model."""
+    return (folder / ADAPTER).exists() and not (folder / "config.json").exists()
+
+
 def refuse_adapter(folder: epath.Path) -> None:
-    """Raises `UserError` where the folder holds an adapter (LoRA and the like), as peft saves them."""
-    file = folder / "adapter_config.json"
+    """Raises `UserError` where the folder holds an adapter."""
+    file = folder / ADAPTER
     if not file.exists():
         return
     base = shown(read_json(file).get("base_model_name_or_path"))

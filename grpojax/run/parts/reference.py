@@ -7,8 +7,9 @@ from typing import Any
 import jax
 
 from grpojax.device import Program, places
-from grpojax.models import DecoderConfig, adapters
+from grpojax.models import DecoderConfig
 from grpojax.programs import policy_state
+from grpojax.programs.adapter import joined
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network, decoder_network, make_frozen_copy, refreshed
 from grpojax.run.batch import Batch
@@ -70,8 +71,7 @@ class Reference(Part):
         if self.role != ROLE:
             return {}
         if (adapter := self.shape.adapter) is not None:
-            factors = adapters.abstract(adapter, self.shape.config)
-            return {ROLE: Network(params=factors, table=policy_state.table_of(adapter))}
+            return {ROLE: Network(params=adapter.abstract(self.shape.config), table=policy_state.table_of(adapter))}
         _, network = decoder_network(self.shape.config, None, self.shape.mesh)
         return {ROLE: dataclasses.replace(network, params=jax.eval_shape(self._copy().fn, network.params))}
 
@@ -81,8 +81,8 @@ class Reference(Part):
     def start(self, params: Any, restored: Networks | None) -> dict[str, Any]:
         if self.role != ROLE or ROLE in (restored or {}):
             return {}
-        if self.shape.adapter is not None:
-            return {ROLE: policy_state.first_factors(self.policy, params, self.config.train.seed)}
+        if (adapter := self.shape.adapter) is not None:
+            return {ROLE: adapter.first(self.shape.config, params, self.config.train.seed, self.policy.device)}
         return {ROLE: self.policy.device.call(self._copy(), params)}
 
     def _weights(self, networks: Networks) -> Any:
@@ -90,7 +90,7 @@ class Reference(Part):
         own = networks[self.role]
         if self.shape.adapter is None or self.role != ROLE:
             return own
-        return adapters.joined(networks[policy_state.BASE], own)
+        return joined(networks[policy_state.BASE], own)
 
     def _copy(self) -> Program:
         return make_frozen_copy(self.shape.compute, averaged=self.every > 0)

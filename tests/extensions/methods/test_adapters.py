@@ -7,7 +7,8 @@ from adapter_runs import check_both, hf_params, trainer
 from safetensors.numpy import load_file
 
 from grpojax.cli import main as cli
-from grpojax.models import adapters
+from grpojax.programs.adapter import joined
+from grpojax.programs.state import merged
 from grpojax.train import train
 
 # Two programs that are late, and critics that score.
@@ -45,8 +46,8 @@ def test_a_critic_stands_on_the_policys_base(recipe, tmp_path):
     again.close()
     assert cli.main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "out")]) == 0
     trunk = hf_params(tmp_path / "out" / "critic")
-    base = adapters.joined(state["base"], state["critic"].params)
-    want = adapters.merged(base, "float32")
+    base = joined(state["base"], state["critic"].params)
+    want = merged(base, "float32")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), trunk, want)
     head = load_file(tmp_path / "out" / "critic" / "token_head.safetensors")["token_head.weight"]
     np.testing.assert_array_equal(head, state["critic"].params["token_head"])

@@ -14,7 +14,7 @@ import tpu_compiler
 import tpu_plans
 from flat_batches import Flat
 
-from grpojax import sharding
+from grpojax import extension, sharding
 from grpojax.cli import main as cli
 from grpojax.extensions.plan import plan_chips, plan_compile, plan_report, planner
 from grpojax.extensions.plan.cli import plan
@@ -23,7 +23,6 @@ from grpojax.extensions.plan.plan_calls import Call, calls_of, of_other
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, dispatch, flops
-from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import ModelConfig
 from grpojax.models.decoder_config import Experts
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
@@ -233,7 +232,7 @@ def calls_with(*overrides, **given):
     ids=["fsdp", "expert"],
 )
 def test_a_plan_refuses_the_adapters_that_a_run_refuses(laid_out, said):
-    config = ModelConfig(path="m", adapter=AdapterConfig(rank=4, merged=False))
+    config = ModelConfig(path="m", adapter=extension.section("model.adapter")(rank=4, merged=False))
     chips = plan_chips.Chips(sharding.make_mesh(laid_out, jax.devices()[:2]), platform="cpu")
     with pytest.raises(UserError, match=said):
         planner.policy_shape(config, CONFIG, chips)

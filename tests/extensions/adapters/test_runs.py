@@ -15,8 +15,8 @@ from several import together
 
 from grpojax.cli import main as cli
 from grpojax.cli.targets import model_of, read_target
+from grpojax.extensions.adapters import peft
 from grpojax.host.errors import UserError
-from grpojax.models import adapters, hf
 from grpojax.run import recipe as config
 from grpojax.train import train
 
@@ -40,7 +40,7 @@ def test_only_factors_learn_and_are_saved(unbroken):
     assert set(learned.state.networks) == {"policy", "base"} and set(learned.saved_networks()) == {"policy"}
     assert {p.name for p in (directory / "checkpoints" / "4").iterdir() if p.is_dir()} >= {"policy_params"}
     assert not (directory / "checkpoints" / "4" / "base_params").exists()
-    first = adapters.on_base(hf_params(learned.policy.folder), learned.policy.adapter)
+    first = learned.policy.adapter.on_base(hf_params(learned.policy.folder))
     jax.tree.map(np.testing.assert_array_equal, learned.state.networks["base"], first)
 
 
@@ -148,7 +148,7 @@ def test_a_peft_folder_is_a_start_and_can_be_sampled_and_evaluated(recipe, unbro
     assert (
         cli.main(["export", str(directory), "--to", str(tmp_path / "more"), "--step", "2", "--dtype", "bfloat16"]) == 0
     )
-    half = hf.peft.load(hf.peft.read_config(tmp_path / "more")[0], learned.policy.config)
+    half = peft.load(peft.read_config(tmp_path / "more")[0], learned.policy.config)
     assert 0 < max(np.abs(x - learned.state.networks["policy"].params[n]).max() for n, x in half.items()) < 1
     rows = ["--data", str(recipe.parent / "sums.jsonl"), "--limit", "4", "--samples", "2", "--max-tokens", "6"]
     for n, given in enumerate((str(directory), str(folder), str(whole))):

@@ -13,18 +13,20 @@ import safetensors.numpy
 from etils import epath
 
 from grpojax.device import Device, Real
+from grpojax.extensions.adapters.config import LINEAR, AdapterConfig, Target
+from grpojax.extensions.adapters.factors import FACTORS, abstract
 from grpojax.host import files, processes
 from grpojax.host.errors import UserError
-from grpojax.models.adapters import FACTORS, LINEAR, AdapterConfig, Target, abstract
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import text_part
+from grpojax.models.hf.folder import ADAPTER as CONFIG
 from grpojax.models.hf.folder import read_json, write_json
 from grpojax.models.hf.weights import Tensor, is_finite, joined, joined_shape, names_of, open_file, plain_name
 from grpojax.models.hf.writing import appearing
 from grpojax.models.weight_table import DECODER
 from grpojax.types import Array
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
 _CONVERT = "peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
 
@@ -53,11 +55,6 @@ _STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # others change 
 _MERGE = "merge the adapter into its base with peft"
 # Kinds of adapters that add tokens, keys or values, and change no weight.
 _UNMERGEABLE = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "ADAPTION_PROMPT")
-
-
-def is_adapter(folder: epath.Path) -> bool:
-    """Whether a folder holds an adapter, as peft saves it, and no whole model."""
-    return (folder / CONFIG).exists() and not (folder / "config.json").exists()
 
 
 def read_config(path: str | os.PathLike) -> tuple[AdapterConfig, str]:
@@ -252,7 +249,7 @@ def save(
 
     Args:
       path: the new folder, local or in a bucket; it may exist if it is empty.
-      factors: by the names in `grpojax.models.adapters.FACTORS`.
+      factors: by the names in `grpojax.extensions.adapters.factors.FACTORS`.
       config: what they were made with.
       decoder: config of the base.
       device: where the factors are; None is the first of this process.

@@ -8,16 +8,17 @@ factors are a separate tree (`FACTORS`). Only this tree learns, and a checkpoint
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jax.typing import DTypeLike
 
-from grpojax.device import Program, cut
-from grpojax.host.errors import UserError, require
+from grpojax.device import Program, places
+from grpojax.extensions.adapters.config import LINEAR, AdapterConfig
+from grpojax.host.errors import UserError
 from grpojax.models import matrix
+from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.matrix import Kernel, Matrix, OfArray, Precision, Times
 from grpojax.models.quantised import Int8Matrix
@@ -29,113 +30,14 @@ from grpojax.models.weight_table import (
     layers_with,
     leaf_name,
     ones,
-    present,
     shardings,
     sizes,
     zeros,
 )
 from grpojax.types import Array
 
-Target = Literal[
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-    "in_proj_qkv",
-    "in_proj_z",
-    "in_proj_b",
-    "in_proj_a",
-    "out_proj",
-]
-
-# Our weights that are linear layers, with the name that Hugging Face and PEFT have for the layer. A seed's random
-# numbers follow this order, so a new weight comes last.
-LINEAR: Mapping[str, Target] = {
-    "q": "q_proj",
-    "k": "k_proj",
-    "v": "v_proj",
-    "o": "o_proj",
-    "gate": "gate_proj",
-    "up": "up_proj",
-    "down": "down_proj",
-    "q_gated": "q_proj",
-    "delta_q": "in_proj_qkv",
-    "delta_k": "in_proj_qkv",
-    "delta_v": "in_proj_qkv",
-    "delta_gate": "in_proj_z",
-    "delta_rate": "in_proj_b",
-    "delta_decay": "in_proj_a",
-    "delta_out": "out_proj",
-    "expert_gate": "gate_proj",
-    "expert_up": "up_proj",
-    "expert_down": "down_proj",
-    "shared_gate": "gate_proj",
-    "shared_up": "up_proj",
-    "shared_down": "down_proj",
-}
 # Three weights that are one layer in a checkpoint have one A, as that layer has in PEFT.
 _ONE_A = dict.fromkeys(("delta_q", "delta_k", "delta_v"), "delta_qkv")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AdapterConfig:
-    """Trains low-rank adapters instead of every weight. They need a learning rate about ten times as high as that of
-    training every weight (arXiv:2106.09685 and "LoRA without regret", Schulman et al. 2025).
-
-    Attributes:
-      rank: number of columns of A and of rows of B.
-      alpha: the factors' product is multiplied by ``alpha / rank``.
-      target: the linear layers that have factors. None is all that the model has: if only attention has factors, a
-        policy learns worse.
-      rslora: multiply the product by ``alpha / sqrt(rank)`` (rsLoRA, arXiv:2312.03732), for ranks over 64.
-      dora: learn a norm for each column of the sum of base and product (DoRA, arXiv:2402.09353).
-      base: format of the frozen weights. "compute" keeps them in ``model.dtype``. "int8" keeps the linear layers in
-        eight bits, with a scale for each column.
-      merged: merge the factors into the weights that a rollout samples with. False samples with base and factors in two
-        products, as an update computes them, and needs no second copy of the weights. It needs ``mesh.fsdp`` 1.
-      path: a PEFT folder whose factors the run starts from; it must have been made with these settings. The reference
-        of a KL or of DPO is this start, the base with these factors. With None, A is random and B is 0, so that start
-        and reference are the base.
-    """
-
-    rank: int
-    alpha: float = 32.0
-    target: tuple[Target, ...] | None = None
-    rslora: bool = False
-    dora: bool = False
-    base: Literal["compute", "int8"] = "compute"
-    merged: bool = True
-    path: str | None = None
-
-    def __post_init__(self) -> None:
-        require(self, rank="[1, inf)", alpha="(0, inf)")
-        if self.target is not None and (not self.target or len(set(self.target)) < len(self.target)):
-            raise UserError(f"target={list(self.target)}: name at least one linear layer, and none twice")
-        if self.dora and not self.merged:
-            raise UserError("merged=false, dora=true: norms would need all weights for each token; set merged to true")
-
-    @property
-    def scale(self) -> float:
-        """The number that the product of the factors is multiplied by.
-
-        Example:
-          >>> AdapterConfig(rank=8).scale, AdapterConfig(rank=64, rslora=True).scale
-          (4.0, 4.0)
-        """
-        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
-
-    def weights(self, decoder: DecoderConfig) -> tuple[str, ...]:
-        """The weights of a decoder that have factors, by our names."""
-        there = present(DECODER, decoder)
-        return tuple(n for n, layer in LINEAR.items() if n in there and (self.target is None or layer in self.target))
-
-    def layers(self, decoder: DecoderConfig) -> tuple[Target, ...]:
-        """The linear layers of a decoder that have factors, by their names in ``target``."""
-        found = {LINEAR[name] for name in self.weights(decoder)}
-        return tuple(layer for layer in get_args(Target) if layer in found)
 
 
 class Factors(NamedTuple):
@@ -171,6 +73,13 @@ class Adapted(Matrix):
     def shape(self) -> tuple[int, ...]:
         """As of a `Matrix`."""
         return self.base.shape
+
+    def with_learned(self, name: str, learned: Mapping[str, Array]) -> "Adapted":
+        """As of a `Matrix`, with factors by the names in `FACTORS`."""
+        if f"{name}_b" not in learned:
+            return self
+        mine = Factors(learned[_a_of(name)], learned[f"{name}_b"], learned.get(f"{name}_magnitude"))
+        return dataclasses.replace(self, factors=mine)
 
     def matmul(self, x: Array, precision: Precision) -> Array:
         """As of a `Matrix`. The base has no gradient."""
@@ -255,13 +164,8 @@ def _table() -> dict[str, Weight]:
     return table
 
 
-# By PEFT's names. Magnitudes start as the norms of the base's columns (`first`), and do not decay.
+# By PEFT's names. Magnitudes start as the norms of the base's columns (`fresh`), and do not decay.
 FACTORS: WeightTable = _table()
-
-
-def is_adapted(x: Any) -> bool:
-    """Whether ``x`` is an `Adapted`; for the ``is_leaf`` of jax's tree functions."""
-    return isinstance(x, Adapted)
 
 
 def on_base(params: Any, config: AdapterConfig) -> Any:
@@ -281,21 +185,8 @@ def on_base(params: Any, config: AdapterConfig) -> Any:
 _eight_bits = Program("", lambda x: jax.lax.map(lambda w: Int8Matrix.of(w, -2), x))
 
 
-def joined(base: Any, factors: Mapping[str, Array]) -> Any:
-    """The weights that a forward takes: the tree of `on_base` with the factors in it. Copies nothing."""
-
-    def place(path: Any, x: Any) -> Any:
-        name = leaf_name(path)
-        if not isinstance(x, Adapted) or f"{name}_b" not in factors:
-            return x
-        mine = Factors(factors[_a_of(name)], factors[f"{name}_b"], factors.get(f"{name}_magnitude"))
-        return dataclasses.replace(x, factors=mine)
-
-    return jax.tree_util.tree_map_with_path(place, base, is_leaf=is_adapted)
-
-
 def factors_of(params: Any) -> dict[str, Array]:
-    """The factors in a tree from `joined`, by the names in `FACTORS`."""
+    """The factors in a tree of weights, by the names in `FACTORS`."""
     found = {}
     for path, x in _adapted(params):
         if (f := x.factors) is not None:
@@ -305,32 +196,15 @@ def factors_of(params: Any) -> dict[str, Array]:
     return found
 
 
-def without_factors(params: Any) -> Any:
-    """A tree from `joined` with the base only."""
-    return jax.tree.map(
-        lambda x: dataclasses.replace(x, factors=None) if is_adapted(x) else x, params, is_leaf=is_adapted
-    )
+def make_cast(compute: Compute) -> Program:
+    """Makes the factors that a rollout samples with if they are not merged: ``params -> factors`` in the compute dtype.
+    The base is sampled with as it is, so that no axis of a mesh may cut it."""
+    dtype = jnp.dtype(compute.dtype)
 
+    def cast(params: Any) -> dict[str, Array]:
+        return {name: x if FACTORS[name].exact else x.astype(dtype) for name, x in factors_of(params).items()}
 
-def unmerged(config: AdapterConfig | None) -> bool:
-    """Whether rollouts sample with base and factors in two products."""
-    return config is not None and not config.merged
-
-
-def check_axes(config: AdapterConfig | None, *, fsdp: int, expert: int) -> None:
-    """Raises `UserError` if a mesh with axes of these sizes cannot run adapters."""
-    if config is None:
-        return
-    if expert > 1:
-        raise UserError(
-            f"model.adapter with mesh.expert={expert}: experts on shards of their own cannot be frozen; set "
-            "mesh.expert=1, with the devices in mesh.fsdp"
-        )
-    if unmerged(config) and fsdp > 1:
-        raise UserError(
-            f"model.adapter.merged=false with mesh.fsdp={fsdp} would gather the base for each token; set mesh.fsdp=1, "
-            "with the devices in mesh.tensor or mesh.data"
-        )
+    return Program("reshard", cast, out=None if compute.mesh is None else lambda params: places(factors_of(params)))
 
 
 def abstract(config: AdapterConfig, decoder: DecoderConfig) -> dict[str, jax.ShapeDtypeStruct]:
@@ -372,22 +246,8 @@ def abstract(config: AdapterConfig, decoder: DecoderConfig) -> dict[str, jax.Sha
     return made
 
 
-def merged(params: Any, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
-    """Merges all factors of a tree of weights into their base. The result has ``dtype`` and the training shardings."""
-
-    def one(x: Any) -> Any:
-        return matrix.merged(x).astype(dtype)
-
-    def whole(path: Any, x: Any) -> Any:
-        # One layer after the other: all layers in float32 would take twice the memory of the weights.
-        each = (lambda x: jax.lax.map(one, x)) if is_adapted(x) else one
-        return Program("", each, out=cut(mesh, DECODER[leaf_name(path)].axes))(x)
-
-    return jax.tree_util.tree_map_with_path(whole, params, is_leaf=is_adapted)
-
-
-def first(config: AdapterConfig, decoder: DecoderConfig, base: Any, seed: int, mesh: Mesh | None) -> dict[str, Array]:
-    """The factors that a run starts with: random A, B = 0, and the norms of the base. They are the same on any mesh.
+def fresh(config: AdapterConfig, decoder: DecoderConfig, base: Any, seed: int, mesh: Mesh | None) -> dict[str, Array]:
+    """Factors that change nothing yet: random A, B = 0, and the norms of the base. They are the same on any mesh.
 
     Args:
       config: config of the adapters.
@@ -424,5 +284,5 @@ def _column_norms(w: Kernel) -> Array:
 
 
 def _adapted(base: Any) -> list[tuple[Any, Adapted]]:
-    leaves = jax.tree_util.tree_leaves_with_path(base, is_leaf=is_adapted)
+    leaves = jax.tree_util.tree_leaves_with_path(base, is_leaf=matrix.is_matrix)
     return [(path, x) for path, x in leaves if isinstance(x, Adapted)]

@@ -6,20 +6,25 @@ import re
 import flat_batches
 import jax
 import jax.numpy as jnp
+import matrix_forms
 import numpy as np
 import optax
 import pytest
 from flat_batches import Flat
+from matrix_forms import random
 from plain_decoder import BASE, FAMILIES, MIXTURE, learning_batch, random_decoder, some_prompts
 
 from grpojax import losses, sharding
 from grpojax.device import ROWS, Real
+from grpojax.extensions.adapters import factors as lora
+from grpojax.extensions.adapters.config import LINEAR, AdapterConfig
+from grpojax.extensions.adapters.low_rank import LowRank
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, adapters
+from grpojax.models import Compute, matrix
 from grpojax.models import decoder as dec
-from grpojax.models.adapters import AdapterConfig
+from grpojax.models.quantised import Int8Matrix
 from grpojax.models.weight_table import DECODER, shardings
-from grpojax.programs import policy_state, policy_update, state
+from grpojax.programs import adapter, policy_state, policy_update, state
 from grpojax.programs.optimizer import decayed
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.programs.update import Learns, make_update, update_program
@@ -62,12 +67,12 @@ def base_of(config, mesh=None, decoder=CONFIG):
     graph, params = random_decoder(decoder)
     if mesh is not None:
         params = jax.device_put(params, shardings(params, mesh))
-    return graph, adapters.on_base(params, config)
+    return graph, lora.on_base(params, config)
 
 
 def random_factors(config, base, mesh=None, decoder=CONFIG):
     """Factors as they are after some training: none is 0, and norms are no longer the base's."""
-    first = adapters.first(config, decoder, base, 0, mesh)
+    first = lora.fresh(config, decoder, base, 0, mesh)
     rng = np.random.default_rng(1)
     return {name: x + jnp.asarray(0.05 * rng.standard_normal(x.shape).astype(np.float32)) for name, x in first.items()}
 
@@ -78,7 +83,7 @@ def loss_of(graph, compute=None):
 
 def dense(path, x):
     """What an `Adapted` stands for, made anew in numpy, with the norms of DoRA as constants."""
-    if not isinstance(x, adapters.Adapted):
+    if not isinstance(x, lora.Adapted):
         return x
     f = x.factors
     w = x.base if isinstance(x.base, jax.Array) else x.base.values.astype(jnp.float32) * x.base.scale[..., None, :]
@@ -94,9 +99,9 @@ def test_a_start_leaves_the_base_bitwise_as_it_is(of):
     decoder = DECODERS[of]
     graph, base = base_of(LORA, decoder=decoder)
     want = score(graph, random_decoder(decoder)[1], rows(), Compute()).logps
-    factors = adapters.first(LORA, decoder, base, 0, None)
+    factors = lora.fresh(LORA, decoder, base, 0, None)
     assert all(jnp.abs(x).max() > 0 for name, x in factors.items() if name.endswith("_a"))
-    for params in (base, adapters.joined(base, factors)):
+    for params in (base, adapter.joined(base, factors)):
         np.testing.assert_array_equal(score(graph, params, rows(), Compute()).logps, want)
 
 
@@ -114,14 +119,14 @@ def test_factors_compute_what_the_dense_weight_does_merged_or_not(of, kind):
     config, decoder = KINDS[kind], DECODERS[of]
     graph, base = base_of(config, decoder=decoder)
     factors = random_factors(config, base, decoder=decoder)
-    params = adapters.joined(base, factors)
-    jax.tree.map(np.testing.assert_array_equal, adapters.factors_of(params), factors)
+    params = adapter.joined(base, factors)
+    jax.tree.map(np.testing.assert_array_equal, lora.factors_of(params), factors)
     got = score(graph, params, rows(), Compute()).logps
     reshard = state.make_reshard(decoder, Compute(), adapted=True)
-    for merged in (reshard(params), adapters.merged(params, "float32")):
+    for merged in (reshard(params), state.merged(params, "float32")):
         np.testing.assert_allclose(score(graph, merged, rows(), Compute()).logps, got, atol=2e-5)
     if kind != "attention":  # there the other layers have no factors
-        want = jax.tree_util.tree_map_with_path(dense, params, is_leaf=adapters.is_adapted)
+        want = jax.tree_util.tree_map_with_path(dense, params, is_leaf=matrix.is_matrix)
         np.testing.assert_allclose(score(graph, want, rows(), Compute()).logps, got, atol=2e-5)
     assert jnp.abs(got - score(graph, base, rows(), Compute()).logps).max() > 1e-2
 
@@ -142,8 +147,8 @@ def test_the_gradient_of_factors_is_that_of_the_dense_weight(of, dora):
     micro = jax.tree.map(lambda x: x[0], packed_on(None))
     learns = policy_state.on_base(Learns(loss=loss, optimizer=optax.identity()))
     got = jax.jit(jax.grad(learns.loss, has_aux=True))(factors, {"base": base}, micro)[0]
-    params = adapters.joined(base, factors)
-    whole = jax.tree_util.tree_map_with_path(dense, params, is_leaf=adapters.is_adapted)
+    params = adapter.joined(base, factors)
+    whole = jax.tree_util.tree_map_with_path(dense, params, is_leaf=matrix.is_matrix)
     grads = jax.jit(jax.grad(loss, has_aux=True))(whole, None, micro)[0]["layers"]
     of_a = dict.fromkeys(factors, 0.0)
     for name in config.weights(decoder):
@@ -180,18 +185,18 @@ def test_full_rank_and_orthogonal_a_take_the_step_of_the_dense_weight(of):
     decoder = WITH_16_ROWS[of]
     config = dataclasses.replace(LORA, rank=16, alpha=16.0 * 3)
     graph, base = base_of(config, decoder=decoder)
-    factors = adapters.first(config, decoder, base, 0, None)
+    factors = lora.fresh(config, decoder, base, 0, None)
     q = jnp.linalg.qr(jax.random.normal(jax.random.key(3), (16, 16)))[0]
     factors = {name: jnp.broadcast_to(q, x.shape) if name.endswith("_a") else x for name, x in factors.items()}
     packed, rate = packed_on(None), 0.3
     learns = policy_state.on_base(Learns(loss=loss_of(graph), optimizer=optax.sgd(rate / config.scale**2)))
     update = jax.jit(make_update(learns.loss, learns.optimizer))
-    after, _ = update(state.init_state(factors, learns.optimizer, table=adapters.FACTORS), {"base": base}, packed)
-    merged = adapters.merged(adapters.joined(base, after.params), "float32")
+    after, _ = update(state.init_state(factors, learns.optimizer, table=lora.FACTORS), {"base": base}, packed)
+    merged = state.merged(adapter.joined(base, after.params), "float32")
 
     def of_layers(path, g):  # what has factors
         name = path[-2].key if hasattr(path[-2], "key") else path[-1].key
-        return g if name in adapters.LINEAR else jnp.zeros_like(g)
+        return g if name in LINEAR else jnp.zeros_like(g)
 
     params = random_decoder(decoder)[1]
     micro = jax.tree.map(lambda x: x[0], packed)
@@ -215,25 +220,25 @@ def test_an_update_makes_no_gradient_of_a_dense_weight():
         return {tuple(map(int, x.split(","))) for x in re.findall(r"= f32\[([\d,]+)\]\S* (?:dot|custom-call)\(", text)}
 
     learns = policy_state.on_base(Learns(loss=loss_of(graph), optimizer=optax.sgd(0.1)))
-    factors = adapters.first(LORA, decoder, base, 0, None)
+    factors = lora.fresh(LORA, decoder, base, 0, None)
     either = {*sizes, *(s[::-1] for s in sizes)}
     assert made(loss_of(graph), random_decoder(decoder)[1], None, DECODER) & either
-    assert not made(learns.loss, factors, {"base": base}, adapters.FACTORS) & either
+    assert not made(learns.loss, factors, {"base": base}, lora.FACTORS) & either
 
 
 def learned(config, sizes, updates=2, decoder=CONFIG):
     mesh = mesh_of(sizes)
     compute = Compute(mesh=mesh)
     graph, base = base_of(config, mesh, decoder)
-    factors = adapters.first(config, decoder, base, 5, mesh)
+    factors = lora.fresh(config, decoder, base, 5, mesh)
     optimizer = optax.adam(0.02)
     learns = policy_state.on_base(Learns(loss=loss_of(graph, compute), optimizer=optimizer))
     update = update_program("update", make_update(learns.loss, optimizer), compute)
-    made, metrics = state.init_state(factors, optimizer, Real(mesh), adapters.FACTORS), {}
+    made, metrics = state.init_state(factors, optimizer, Real(mesh), lora.FACTORS), {}
     for i in range(updates):
         made, metrics = update(made, {"base": base}, packed_on(mesh, i))
     reshard = state.make_reshard(decoder, compute, adapted=True)
-    return made.params, metrics, reshard(adapters.joined(base, made.params))
+    return made.params, metrics, reshard(adapter.joined(base, made.params))
 
 
 @pytest.mark.parametrize(
@@ -253,20 +258,20 @@ def test_base_and_factors_draw_what_an_update_scores(of, kind, sizes):
     mesh, decoder = mesh_of(sizes), DECODERS[of]
     graph, base = base_of(KINDS[kind], mesh, decoder)
     factors, compute = random_factors(KINDS[kind], base, mesh, decoder), Compute(mesh=mesh)
-    cast = state.make_cast_of_factors(compute)(adapters.joined(base, factors))
+    cast = lora.make_cast(compute)(adapter.joined(base, factors))
     config = SamplerConfig(group=3, max_tokens=9, decode_slots=2)
     prompts = some_prompts(8)
     out = jax.tree.map(
         np.asarray,
         sample_groups(
-            graph, adapters.joined(base, cast), prompts, jax.random.key(0), config, eos_ids=(0, 1), compute=compute
+            graph, adapter.joined(base, cast), prompts, jax.random.key(0), config, eos_ids=(0, 1), compute=compute
         ),
     )
     zeros = np.zeros(out.logps.shape, np.float32)
     arrays = dict(advantages=zeros, weights=zeros)
     batch = Flat(prompts=prompts, tokens=out.tokens, lengths=out.lengths, arrays=arrays)
     packed, layout = flat_batches.pack(batch)
-    whole = adapters.joined(*(jax.device_get(x) for x in (base, factors)))
+    whole = adapter.joined(*(jax.device_get(x) for x in (base, factors)))
     logps = score(graph, whole, jax.tree.map(lambda x: x[0], packed), Compute()).logps
     drawn = np.arange(9) < out.lengths[..., None]
     assert np.abs(layout.unpack(np.asarray(logps)[None]) - out.logps)[drawn].max() < 1e-4
@@ -275,11 +280,10 @@ def test_base_and_factors_draw_what_an_update_scores(of, kind, sizes):
 def test_axes_that_adapters_cannot_have_are_refused():
     """A base that is cut over fsdp must be merged, and experts on shards of their own cannot be frozen."""
     with pytest.raises(UserError, match="merged=false with mesh.fsdp=2 .*set mesh.fsdp=1"):
-        adapters.check_axes(AdapterConfig(rank=2, merged=False), fsdp=2, expert=1)
+        LowRank(AdapterConfig(rank=2, merged=False)).check_axes(fsdp=2, expert=1)
     with pytest.raises(UserError, match="mesh.expert=2.*set mesh.expert=1"):
-        adapters.check_axes(AdapterConfig(rank=2), fsdp=2, expert=2)
-    adapters.check_axes(AdapterConfig(rank=2), fsdp=2, expert=1)
-    adapters.check_axes(None, fsdp=2, expert=2)
+        LowRank(AdapterConfig(rank=2)).check_axes(fsdp=2, expert=2)
+    LowRank(AdapterConfig(rank=2)).check_axes(fsdp=2, expert=1)
 
 
 MESHES = [(1, 8, 1), (2, 4, 1), (8, 1, 1), (2, 2, 2), (1, 1, 8)]
@@ -298,7 +302,7 @@ MESHES = [(1, 8, 1), (2, 4, 1), (8, 1, 1), (2, 2, 2), (1, 1, 8)]
 def test_adapters_learn_alike_on_any_mesh(of, kind, sizes):
     want, got = (learned(KINDS[kind], s, decoder=DECODERS[of]) for s in (None, sizes))
     for name, x in got[0].items():
-        assert x.sharding.is_equivalent_to(sharding.named(mesh_of(sizes), adapters.FACTORS[name].axes), x.ndim)
+        assert x.sharding.is_equivalent_to(sharding.named(mesh_of(sizes), lora.FACTORS[name].axes), x.ndim)
         np.testing.assert_allclose(x, want[0][name], atol=2e-5, err_msg=name)
     assert float(got[1]["grad_norm"]) == pytest.approx(float(want[1]["grad_norm"]), rel=1e-4)
     if sizes[2] < 8:  # there heads of keys and values are repeated
@@ -310,10 +314,10 @@ def test_attention_of_a_mixture_learns_and_its_experts_stay():
     graph, base = base_of(config, decoder=MIXTURE)
     factors = random_factors(config, base, decoder=MIXTURE)
     assert {name[0] for name in factors} == {"q", "v"}
-    params = adapters.joined(base, factors)
+    params = adapter.joined(base, factors)
     got = score(graph, params, rows(), Compute()).logps
     reshard = state.make_reshard(MIXTURE, Compute(), adapted=True)
-    for merged in (reshard(params), adapters.merged(params, "float32")):
+    for merged in (reshard(params), state.merged(params, "float32")):
         np.testing.assert_allclose(score(graph, merged, rows(), Compute()).logps, got, atol=2e-5)
     want, cut = (learned(config, sizes, decoder=MIXTURE) for sizes in (None, (2, 2, 2)))
     for name, x in cut[0].items():
@@ -348,23 +352,23 @@ def test_grouped_products_of_experts_with_factors_equal_those_of_all_tokens(kind
 )
 def test_layers_that_cannot_have_factors_are_refused(config, decoder, said):
     with pytest.raises(UserError, match=said):
-        adapters.abstract(config, decoder)
+        lora.abstract(config, decoder)
 
 
 def test_a_mesh_starts_with_the_same_factors():
     config = KINDS["dora"]
-    made = [adapters.first(config, CONFIG, base_of(config, mesh_of(s))[1], 7, mesh_of(s)) for s in (None, (2, 2, 2))]
+    made = [lora.fresh(config, CONFIG, base_of(config, mesh_of(s))[1], 7, mesh_of(s)) for s in (None, (2, 2, 2))]
     for name, x in made[0].items():
         np.testing.assert_allclose(made[1][name], x, rtol=1e-6 * name.endswith("magnitude"))
-    other = adapters.first(config, CONFIG, base_of(config)[1], 8, None)
+    other = lora.fresh(config, CONFIG, base_of(config)[1], 8, None)
     assert jnp.abs(other["q_a"] - made[0]["q_a"]).max() > 0.01
-    one = adapters.first(KINDS["attention"], CONFIG, base_of(config)[1], 7, None)
+    one = lora.fresh(KINDS["attention"], CONFIG, base_of(config)[1], 7, None)
     np.testing.assert_array_equal(one["v_a"], made[0]["v_a"])  # whatever else has factors
     assert jnp.abs(made[0]["q_a"]).max() <= 16**-0.5 and jnp.abs(made[0]["down_a"]).max() <= 24**-0.5
 
 
 def test_matrices_decay_and_norms_do_not():
-    made = decayed(adapters.abstract(KINDS["dora"], CONFIG), adapters.FACTORS)
+    made = decayed(lora.abstract(KINDS["dora"], CONFIG), lora.FACTORS)
     assert {name.rpartition("_")[2] for name, yes in made.items() if yes} == {"a", "b"}
 
 
@@ -380,3 +384,22 @@ def test_matrices_decay_and_norms_do_not():
 def test_what_makes_no_adapter_is_refused(given, said):
     with pytest.raises(UserError, match=said):
         AdapterConfig(**{"rank": 4, **given})
+
+
+FORMS = {
+    "frozen": lambda w: lora.Adapted(base=w, factors=None, scale=2.0),
+    "lora": lambda w: lora.Adapted(base=w, factors=factors_like(w), scale=0.5),
+    "lora on int8": lambda w: lora.Adapted(base=Int8Matrix.of(w, -2), factors=factors_like(w), scale=0.5),
+}
+
+
+def factors_like(w):
+    *lead, rows, columns = w.shape
+    return lora.Factors(random(*lead, rows, 3, seed=1), random(*lead, 3, columns, seed=2))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_weight_with_factors_is_a_form_of_a_weight(form):
+    matrix_forms.check_product(FORMS[form](random(12, 7)))
+    matrix_forms.check_stacked(FORMS[form](random(4, 12, 7)))
+    matrix_forms.check_map(FORMS[form](random(4, 12, 7)))
