@@ -38,7 +38,7 @@ class Names:
         for ``model.adapter`` the `grpojax.programs.adapter.Adapter`.
         Only extensions that come with grpojax have one.
       recipes: recipes of other commands than ``train``: how such a recipe is read and what it runs
-        (`grpojax.run.dry.Recipe`).
+        (`grpojax.run.dry.RecipeKind`).
       problems: schemes of sources of generated problems: a module with ``rows(name, options)`` and
         ``content(name, question)``. The path is that of a module.
       rewards: functions that a recipe may name as rewards.

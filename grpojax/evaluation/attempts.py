@@ -30,7 +30,7 @@ class Shards(Protocol):
         ...
 
 
-class Policy(Protocol):
+class SamplingPolicy(Protocol):
     """What an evaluation needs from a model on its devices."""
 
     @property
@@ -231,7 +231,7 @@ class Evaluator:
 
 
 def evaluate(
-    policy: Policy,
+    policy: SamplingPolicy,
     params: Any,
     problems: Sequence[data.Problem],
     config: EvalConfig,

@@ -11,7 +11,7 @@ from grpojax.host import processes
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.programs.sampler import own_turns
-from grpojax.rewards import Rewards, Scores
+from grpojax.rewards import Rewards, RewardScores
 from grpojax.types import Rollout
 
 
@@ -76,7 +76,7 @@ def submit(
     columns: Sequence[str],
     *,
     more: Mapping[str, Sequence[Any]] | None = None,
-) -> Callable[[], Scores]:
+) -> Callable[[], RewardScores]:
     """Starts the rewards of a rollout; workers compute them while the caller does something else.
 
     Every process must call it with the same rollout, and then call what it returns.
@@ -90,7 +90,7 @@ def submit(
       more: further columns by name, ``[P * G]`` each.
 
     Returns:
-      A function that waits for them: `Scores` with arrays ``[P * G]``.
+      A function that waits for them: `RewardScores` with arrays ``[P * G]``.
     """
     n, group, longest = rollout.tokens.shape
     mine = processes.rows(n).tolist()
@@ -115,14 +115,14 @@ def submit(
         pending = rewards.submit([p.prompt for p in each], read, ids, values, group=group, texts=forms)
 
     @functools.cache
-    def wait() -> Scores:
+    def wait() -> RewardScores:
         with on_host():
             return _gathered(pending.result(), n, group, longest)
 
     return wait
 
 
-def _gathered(scores: Scores, n: int, group: int, longest: int) -> Scores:
+def _gathered(scores: RewardScores, n: int, group: int, longest: int) -> RewardScores:
     """The rewards of this process's groups with those of all others."""
 
     def whole(x: np.ndarray) -> np.ndarray:
@@ -137,7 +137,7 @@ def _gathered(scores: Scores, n: int, group: int, longest: int) -> Scores:
         if scores.step_rewards is not None:
             steps[:, : scores.step_rewards.shape[1]] = scores.step_rewards
         steps = whole(steps)
-    return Scores(
+    return RewardScores(
         total=whole(scores.total),
         by_name={name: whole(x) for name, x in scores.by_name.items()},
         reasons={name: whole(x) for name, x in scores.reasons.items()},

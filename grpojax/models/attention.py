@@ -381,7 +381,7 @@ def by_completion(attend: Attend, gather: Sequence[Array], token_prompt: Array) 
 
 def _of_class(attend: Attend, gather: Array, token_prompt: Array) -> Attend:
     """`by_completion` for the completions in ``gather [B, C, T]``; 0 at the tokens of all other completions."""
-    apart = Completions(gather, token_prompt)
+    apart = CompletionRows(gather, token_prompt)
 
     def run(q, k, v, segments, prefix: Prefix, window: Window | None = None, logits: Logits | None = None):
         prefix = prefix._replace(row_prompt=apart.prompt)
@@ -394,7 +394,7 @@ def _of_class(attend: Attend, gather: Array, token_prompt: Array) -> Attend:
     return run
 
 
-class Completions:
+class CompletionRows:
     """Moves tokens of packed rows to one row for each completion of a class, and back.
 
     Args:

@@ -21,8 +21,8 @@ from grpojax.models.decoder_config import DecoderConfig, Kind
 from grpojax.models.delta_net import DeltaLayer, Projected, States, by_layer
 from grpojax.models.experts import Observe, layer
 from grpojax.models.layers import (
-    Block,
-    HybridBlocks,
+    HybridLayerWeights,
+    LayerWeights,
     final_norm,
     kinds_of_layers,
     rope_tables,
@@ -83,9 +83,9 @@ class Decoder(nnx.Module):
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap(in_axes=0, out_axes=0)
         def stack(rngs):
-            return Block(config, rngs=rngs)
+            return LayerWeights(config, rngs=rngs)
 
-        self.layers = stack(rngs) if config.uniform else HybridBlocks(config, rngs=rngs)
+        self.layers = stack(rngs) if config.uniform else HybridLayerWeights(config, rngs=rngs)
         self.norm = nnx.Param(initial(DECODER["norm"], config, rngs))
         if config.own_head:
             self.head = nnx.Param(initial(DECODER["head"], config, rngs))

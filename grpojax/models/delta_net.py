@@ -309,10 +309,10 @@ class DeltaLayer(Layer):
             if rows.gather is None:
                 before = jax.tree.map(lambda y: att.of_rows(y, rows.token_prompt[..., 0]), prompts)
                 return self._mixed(x, rows.segments > 0, rows.offsets, rows.segments, _for_all(before, x))[0]
-            classes = [att.Completions(gather, rows.token_prompt) for gather in rows.gather]
+            classes = [att.CompletionRows(gather, rows.token_prompt) for gather in rows.gather]
             return functools.reduce(jnp.add, (self._apart(x, apart, prompts) for apart in classes))
 
-    def _apart(self, x: Projected, apart: att.Completions, prompts: States) -> Array:
+    def _apart(self, x: Projected, apart: att.CompletionRows, prompts: States) -> Array:
         """`of_rows` for one class of completions, with a row for each; 0 at other tokens."""
         x, before = jax.tree.map(apart.take, x), jax.tree.map(lambda y: att.of_rows(y, apart.prompt), prompts)
         at = jnp.broadcast_to(jnp.arange(x.rate.shape[2], dtype=jnp.int32), x.rate.shape[:3])

@@ -19,7 +19,7 @@ from grpojax.sharding import ROLLOUT, constrain, gather_weight
 from grpojax.types import Array
 
 
-class Block(nnx.Module):
+class LayerWeights(nnx.Module):
     """The weights of one layer: attention and MLP, each before or behind an RMS norm. Kernels are ``[in, out]``."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
@@ -28,7 +28,7 @@ class Block(nnx.Module):
                 setattr(self, name, nnx.Param(initial(weight, config, rngs)))
 
 
-class HybridBlocks(nnx.Module):
+class HybridLayerWeights(nnx.Module):
     """The weights of a decoder whose layers are not all alike: each is stacked over the layers that have it."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):

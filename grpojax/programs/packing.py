@@ -80,7 +80,7 @@ def first_fit(lengths: Sequence[int], size: int, most: int | None = None) -> lis
     return bins
 
 
-class Completion(NamedTuple):
+class PlacedCompletion(NamedTuple):
     """One completion in a row: its prompt's number in the micro-batch (``k``) and in the batch (``prompt``), and its
     number among the prompt's samples."""
 
@@ -93,7 +93,7 @@ class ShardRows(NamedTuple):
     """A shard's part of a micro-batch: the prompts' numbers in the batch, and the rows."""
 
     prompts: np.ndarray
-    rows: list[list[Completion]]
+    rows: list[list[PlacedCompletion]]
 
 
 class _Cut(NamedTuple):
@@ -138,7 +138,7 @@ LEAST = {"cpu": 256, "tpu": 4096}  # positions of a shard: a block with fewer ta
 OVERHEAD = 1 / 16  # cost of adding a block's gradient, as a share of LEAST
 
 
-class Block(NamedTuple):
+class BlockShape(NamedTuple):
     """The shape of a shard's blocks: how many prompts are read at once, how many readings there are, the rows of a
     block, how many blocks may follow each reading, and whether completions share rows."""
 
@@ -159,7 +159,7 @@ class Block(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def sizes(
     prompts: int, group: int, most: int, longest: int, *, microbatches: int = 1, least: int = 1, gaps: bool = False
-) -> list[Block]:
+) -> list[BlockShape]:
     """The blocks that a run's batches use: one for groups of full length and, if it saves anything, a smaller one.
 
     A smaller block, together with the prompts before it, must not be larger than a micro-batch. Of the blocks that fit,
@@ -185,11 +185,11 @@ def sizes(
       16 1 18 8 True
     """
     whole = cut(prompts, group, microbatches)
-    full = Block(whole.prompts, microbatches, whole.prompts * whole.samples, 1, shared=False)
+    full = BlockShape(whole.prompts, microbatches, whole.prompts * whole.samples, 1, shared=False)
     room = full.prompts * longest + full.rows * most
     there = _some(1, prompts, 4) if gaps else [prompts]
 
-    def mean(block: Block) -> float:
+    def mean(block: BlockShape) -> float:
         costs = []
         for n in there:
             readings = -(-n // block.prompts) if block.shared else block.reads
@@ -200,7 +200,7 @@ def sizes(
     best, cost = full, 0.95 * mean(full)
     for at_once in _some(1, prompts, 12)[::-1]:
         for rows in _some(1, min(full.rows, (room - at_once * longest) // most), 24):
-            block = Block(at_once, -(-prompts // at_once), rows, -(-at_once * group // rows), shared=True)
+            block = BlockShape(at_once, -(-prompts // at_once), rows, -(-at_once * group // rows), shared=True)
             if (it := mean(block)) < cost:
                 best, cost = block, it
     return [full] if best is full else [full, best]
@@ -255,7 +255,7 @@ def pack(
 
 def sizes_of(
     prompts: Prompts, samples: Rollout, *, shards: int, microbatches: int, least: int, gaps: bool = False
-) -> list[Block]:
+) -> list[BlockShape]:
     """`sizes` for samples ``[P, G, T]``; arguments as in `pack`."""
     (n, group, most), longest = np.asarray(samples.tokens).shape, np.asarray(prompts.tokens).shape[1]
     return sizes(n // shards, group, most, longest, microbatches=microbatches, least=least, gaps=gaps)
@@ -280,17 +280,17 @@ class _Dealt(NamedTuple):
     """A shard's prompts for each reading, and the blocks of rows after each reading."""
 
     prompts: list[np.ndarray]
-    blocks: list[list[list[list[Completion]]]]
+    blocks: list[list[list[list[PlacedCompletion]]]]
 
 
-def _deal(lengths: np.ndarray, prompts: np.ndarray, *, most: int, block: Block, gather: bool) -> _Dealt:
+def _deal(lengths: np.ndarray, prompts: np.ndarray, *, most: int, block: BlockShape, gather: bool) -> _Dealt:
     """Assigns a shard's completions to rows and blocks. Prompts without a sample come last. With gather indices a row
     may hold completions of several prompts."""
     order = prompts[np.argsort(~lengths[prompts].any(1), kind="stable")]
     dealt = _Dealt([], [])
     for c in range(block.reads):
         mine = order[c * block.prompts : (c + 1) * block.prompts]
-        groups = [[Completion(k, int(p), int(g)) for g in np.flatnonzero(lengths[p])] for k, p in enumerate(mine)]
+        groups = [[PlacedCompletion(k, int(p), int(g)) for g in np.flatnonzero(lengths[p])] for k, p in enumerate(mine)]
         rows = []
         for some in [sum(groups, [])] if gather else groups:
             sizes = [int(lengths[x.prompt, x.sample]) for x in some]
@@ -300,11 +300,11 @@ def _deal(lengths: np.ndarray, prompts: np.ndarray, *, most: int, block: Block, 
     return dealt
 
 
-def _gathered(block: Block, group: int) -> int:
+def _gathered(block: BlockShape, group: int) -> int:
     return min(block.prompts * group, GATHERED * block.rows)
 
 
-def _parts(dealt: _Dealt, block: Block) -> list[ShardRows]:
+def _parts(dealt: _Dealt, block: BlockShape) -> list[ShardRows]:
     """A shard's blocks, padded with empty ones to ``block.count`` for each reading."""
     return [
         ShardRows(prompts, blocks[m] if m < len(blocks) else [])
@@ -318,13 +318,13 @@ def _parts(dealt: _Dealt, block: Block) -> list[ShardRows]:
 
 def _assign(lengths: np.ndarray, size: int, cut: _Cut, shard: int, m: int) -> ShardRows:
     """One shard's part of one micro-batch."""
-    rows: list[list[Completion]] = []
+    rows: list[list[PlacedCompletion]] = []
     for k in range(cut.prompts):
         p, start = cut.first_prompt(shard, m) + k, cut.first_sample(m)
         mine = [int(n) for n in lengths[p, start : start + cut.samples]]
         live = [i for i, n in enumerate(mine) if n > 0]
         fitted = first_fit([mine[i] for i in live], size)
-        rows += [[Completion(k, p, start + live[i]) for i in b] for b in fitted]
+        rows += [[PlacedCompletion(k, p, start + live[i]) for i in b] for b in fitted]
     return ShardRows(cut.first_prompt(shard, m) + np.arange(cut.prompts), rows)
 
 

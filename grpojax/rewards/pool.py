@@ -66,7 +66,7 @@ class _Context(ForkServerContext):
     Process = _Process
 
 
-class Workers:
+class WorkerPool:
     """Processes that call functions with a time limit.
 
     Args:
@@ -216,7 +216,7 @@ def _end_orphans(started, groups: set[int]) -> None:
                 os.killpg(leader, signal.SIGKILL)
 
 
-def close_all(every: Sequence[Workers]) -> None:
+def close_all(every: Sequence[WorkerPool]) -> None:
     """Closes several at once, in the time that one takes."""
     held = [each._finalizer.detach() for each in every]
     _stop_all([found[2] for found in held if found is not None])
@@ -249,7 +249,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def shared() -> Workers:
+def shared() -> WorkerPool:
     """One worker of the process, for `check_answer`; started on first use.
 
     Raises:
@@ -265,5 +265,5 @@ def shared() -> Workers:
 
 
 @functools.cache
-def _shared() -> tuple[int, Workers]:
-    return os.getpid(), Workers(count=1, preload=["math_verify"])
+def _shared() -> tuple[int, WorkerPool]:
+    return os.getpid(), WorkerPool(count=1, preload=["math_verify"])

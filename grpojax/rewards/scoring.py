@@ -14,7 +14,7 @@ from grpojax.host import console
 from grpojax.host.errors import UserError
 from grpojax.rewards import answers, builtin, pool, sandbox, worker
 from grpojax.rewards.config import RewardConfig, RewardsConfig
-from grpojax.rewards.worker import REASONS, Outcome, Samples, happened
+from grpojax.rewards.worker import REASONS, RewardOutcome, Samples, happened
 
 log = logging.getLogger("grpojax")
 
@@ -29,7 +29,7 @@ Read = Callable[[str, Sequence[Sequence[int]], Sequence[Sequence[int]]], list[st
 
 
 @dataclasses.dataclass(frozen=True)
-class Scores:
+class RewardScores:
     """The rewards of N samples.
 
     Attributes:
@@ -72,14 +72,14 @@ class PendingScores:
             samples._replace(completions=list(texts[c.text])) if c.text in texts else samples
             for c in rewards.config.terms
         ]
-        self._outcomes: list[list[Outcome | None]] = [rewards.at_once(t, s) for t, s in enumerate(self._samples)]
+        self._outcomes: list[list[RewardOutcome | None]] = [rewards.at_once(t, s) for t, s in enumerate(self._samples)]
         self._jobs: dict[Future, _Job] = {}
         for t, outcomes in enumerate(self._outcomes):
             open_ = [i for i, o in enumerate(outcomes) if o is None]
             size = rewards.job_size(t)
             for start in range(0, len(open_), size):
                 self._submit(_Job(t, open_[start : start + size], 1))
-        self._scores: Scores | None = None
+        self._scores: RewardScores | None = None
 
     def _submit(self, job: _Job) -> None:
         config, samples = self._rewards.config.terms[job.term], self._samples[job.term].take(job.indices)
@@ -95,7 +95,7 @@ class PendingScores:
             samples = ", ".join(f"{n} of {name}" for name, n in late.items())
             log.info("waiting for rewards: %s (rewards.timeout_s=%g)", samples, self._rewards.config.timeout_s)
 
-    def result(self) -> Scores:
+    def result(self) -> RewardScores:
         """The rewards, once all are there."""
         while self._jobs:
             self._say_if_late()
@@ -130,7 +130,7 @@ class PendingScores:
                     "crash": f"its worker died: {future.exception()}",
                 }.get(reason, f"its worker was lost: {future.exception()}")
                 reason = "crash" if reason == "broken" else reason
-                self._outcomes[job.term][job.indices[0]] = Outcome(float("nan"), reason, detail)
+                self._outcomes[job.term][job.indices[0]] = RewardOutcome(float("nan"), reason, detail)
         if self._scores is None:
             outcomes = [[o for o in of_term if o is not None] for of_term in self._outcomes]
             self._scores = self._rewards.combine(outcomes, self._group)
@@ -166,13 +166,13 @@ class Rewards:
         self.needs_pieces = any(c.pieces or (term is not None and term.needs_pieces) for c, term in both)
         self._pace: dict[int, float] = {}
         self.first_errors: dict[str, str] = {}
-        self._workers: pool.Workers | None = None
+        self._workers: pool.WorkerPool | None = None
         paths = [c.name for c, t in zip(config.terms, self.terms, strict=True) if t is None]
         for path in paths:  # logged before any of their code runs
             log.info("rewards run the function %s", path)
         if any(t is None or t.isolated for t in self.terms):
             maths = any(isinstance(t, builtin.MathAnswer) for t in self.terms)
-            self._workers = pool.Workers(
+            self._workers = pool.WorkerPool(
                 count=config.workers,
                 timeout_s=config.timeout_s,
                 memory_mb=config.memory_mb,
@@ -189,7 +189,7 @@ class Rewards:
                 raise UserError(f"reward {config.terms[t].name!r} {' '.join(found.problem.split())}")
 
     @property
-    def workers(self) -> pool.Workers:
+    def workers(self) -> pool.WorkerPool:
         """The processes; only for rewards that need some."""
         assert self._workers is not None
         return self._workers
@@ -293,7 +293,7 @@ class Rewards:
         *,
         group: int = 1,
         texts: Mapping[str, Sequence[str]] | None = None,
-    ) -> Scores:
+    ) -> RewardScores:
         """The rewards of N samples: `submit` and its result."""
         return self.submit(prompts, completions, tokens, columns, group=group, texts=texts).result()
 
@@ -361,7 +361,7 @@ class Rewards:
         """Takes note that it has, or that nothing more can be found out."""
         self._open_counts.discard(t)
 
-    def at_once(self, t: int, samples: Samples) -> list[Outcome | None]:
+    def at_once(self, t: int, samples: Samples) -> list[RewardOutcome | None]:
         """Outcomes of a reward that need no worker; None for those that do."""
         term, n = self.terms[t], len(samples.completions)
         if term is None:
@@ -370,7 +370,7 @@ class Rewards:
             return list(worker.outcomes_of(worker.call(term, samples), samples.tokens))
         gold = samples.columns.get("gold", [None] * n)
         known = [term.at_once(text, g) for text, g in zip(samples.completions, gold, strict=True)]
-        return [None if v is None else Outcome(v) for v in known]
+        return [None if v is None else RewardOutcome(v) for v in known]
 
     def job_size(self, t: int) -> int:
         """Samples in a job: few enough that together they stay far from the time limit of one."""
@@ -383,7 +383,7 @@ class Rewards:
         """Takes note of the seconds that a sample took."""
         self._pace[t] = 0.9 * self._pace.get(t, seconds) + 0.1 * seconds
 
-    def combine(self, outcomes: list[list[Outcome]], group: int) -> Scores:
+    def combine(self, outcomes: list[list[RewardOutcome]], group: int) -> RewardScores:
         """Outcomes ``[terms][N]`` as arrays; shows each kind of failure once."""
         by_name: dict[str, np.ndarray] = {}
         reasons: dict[str, np.ndarray] = {}
@@ -403,7 +403,7 @@ class Rewards:
         if self.config.combine == "normalize":
             counted = {name: normalize(values, group) for name, values in counted.items()}
         steps, stepped = step_rewards(terms, outcomes)
-        return Scores(weighted_sum(terms, counted), by_name, reasons, steps, stepped)
+        return RewardScores(weighted_sum(terms, counted), by_name, reasons, steps, stepped)
 
     def close(self) -> None:
         """Ends the worker processes."""
@@ -417,7 +417,7 @@ class Rewards:
         self.close()
 
 
-def _probe(workers: pool.Workers, term: RewardConfig) -> sandbox.Probe:
+def _probe(workers: pool.WorkerPool, term: RewardConfig) -> sandbox.Probe:
     """What is known of a reward function before it is called."""
     future = workers.submit(sandbox.probe, term.name, list(term.options), timeout_s=IMPORT_TIMEOUT_S)
     # The workers import it before they take a job, so the job's own limit does not cover that.
@@ -450,15 +450,15 @@ def _can_match(term: builtin.Marked, gold: str) -> bool:
     return any(term([""], [text], [[]], gold=[gold])[0] == 1.0 for text in written)
 
 
-def _outcome_part(values: np.ndarray, outcomes: Sequence[Outcome]) -> np.ndarray:
+def _outcome_part(values: np.ndarray, outcomes: Sequence[RewardOutcome]) -> np.ndarray:
     """Without what steps got, which is not of the sample as a whole."""
     return np.where([o.steps is not None for o in outcomes], np.float32(0), values)
 
 
 def step_rewards(
-    terms: Sequence[RewardConfig], outcomes: Sequence[Sequence[Outcome]]
+    terms: Sequence[RewardConfig], outcomes: Sequence[Sequence[RewardOutcome]]
 ) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Outcomes ``[terms][N]`` as ``Scores.step_rewards`` and ``Scores.stepped``."""
+    """Outcomes ``[terms][N]`` as ``RewardScores.step_rewards`` and ``RewardScores.stepped``."""
     with_steps = [
         (c, [(i, o.steps) for i, o in enumerate(of_term) if o.steps is not None])
         for c, of_term in zip(terms, outcomes, strict=True)

@@ -34,7 +34,7 @@ class Samples(NamedTuple):
         return Samples(pick(self.prompts), pick(self.completions), pick(self.tokens), columns)
 
 
-class Outcome(NamedTuple):
+class RewardOutcome(NamedTuple):
     """A reward, or why there is none: ``reason`` is one of `REASONS`, ``detail`` what to show.
 
     Where the steps have rewards, ``value`` is their mean, 0 without any.
@@ -72,8 +72,8 @@ def happened(name: str, reason: str) -> str:
     return f"{name} {HAPPENED[reason]}" if reason in HAPPENED else f"{name}: {reason}"
 
 
-def _none(reason: str, detail: str) -> Outcome:
-    return Outcome(math.nan, reason, detail)
+def _none(reason: str, detail: str) -> RewardOutcome:
+    return RewardOutcome(math.nan, reason, detail)
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def _reward(name: str, options: str) -> Callable[..., Any]:
 
 
 @sandbox.job
-def judge(name: str, options: str, samples: Samples, twice: bool = False) -> tuple[list[Outcome], float]:
+def judge(name: str, options: str, samples: Samples, twice: bool = False) -> tuple[list[RewardOutcome], float]:
     """Outcomes of some samples and the seconds they took. If a call with all of them raises, each gets its own call.
 
     Args:
@@ -103,7 +103,7 @@ def judge(name: str, options: str, samples: Samples, twice: bool = False) -> tup
     return outcomes, time.perf_counter() - begin
 
 
-def _judge(name: str, options: str, samples: Samples, twice: bool) -> list[Outcome]:
+def _judge(name: str, options: str, samples: Samples, twice: bool) -> list[RewardOutcome]:
     n = len(samples.completions)
     given = samples.take([0, 0]) if twice and n == 1 else samples
     try:
@@ -134,7 +134,7 @@ def call(function: Callable[..., Any], samples: Samples) -> Any:
     return sandbox.call(function, samples.prompts, samples.completions, samples.tokens, **samples.columns)
 
 
-def outcomes_of(values: Any, tokens: Sequence[Sequence[int]]) -> list[Outcome]:
+def outcomes_of(values: Any, tokens: Sequence[Sequence[int]]) -> list[RewardOutcome]:
     """What a reward function returned for samples of these tokens, as outcomes."""
     n, shape = len(tokens), getattr(values, "shape", None)
     if isinstance(shape, tuple) and len(shape) != 1:
@@ -146,17 +146,17 @@ def outcomes_of(values: Any, tokens: Sequence[Sequence[int]]) -> list[Outcome]:
     return [_outcome(v, len(ids)) for v, ids in zip(values, tokens, strict=True)]
 
 
-def _outcome(value: Any, tokens: int) -> Outcome:
+def _outcome(value: Any, tokens: int) -> RewardOutcome:
     if value is None:
         return _none("none", "it returned None for a completion")
     if isinstance(value, list | tuple):
         steps = read_steps(value, tokens)
         if steps and isinstance(steps[0], str):
             return _none(*steps)
-        return Outcome(sum(r for _, r in steps) / max(len(steps), 1), steps=steps)
+        return RewardOutcome(sum(r for _, r in steps) / max(len(steps), 1), steps=steps)
     number = real(value)
     if number is None:
         return _none("type", f"it returned {value!r:.80} for a completion, not a number")
     if not abs(number) <= LARGEST:
         return _none("nan", f"it returned {number:g} for a completion, not a number up to {LARGEST:g}")
-    return Outcome(number)
+    return RewardOutcome(number)

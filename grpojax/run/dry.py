@@ -19,7 +19,7 @@ from grpojax.programs import policy_state
 from grpojax.programs.policy import DryPolicy, PolicyShape
 from grpojax.programs.sampler import no_samples
 from grpojax.programs.state import abstract_state
-from grpojax.rewards import RewardsConfig, Scores
+from grpojax.rewards import RewardsConfig, RewardScores
 from grpojax.run import held_out, learn, parts, source
 from grpojax.run.batch import Batch
 from grpojax.run.make_programs import Programs, learning_of, make_programs
@@ -50,7 +50,7 @@ class Called(NamedTuple):
     samples: bool = False
 
 
-class Recipe(NamedTuple):
+class RecipeKind(NamedTuple):
     """A kind of recipe that another command than ``train`` runs (`grpojax.extension.Names.recipes`).
 
     Attributes:
@@ -292,10 +292,10 @@ class _Rewards:
         self._count = len(prompts)
         return self
 
-    def result(self) -> Scores:
+    def result(self) -> RewardScores:
         """The rewards."""
         total, names = np.arange(self._count, dtype=np.float32) % 2, [term.metric for term in self.config.terms]
-        return Scores(
+        return RewardScores(
             total=total,
             by_name=dict.fromkeys(names, total),
             reasons={name: np.full(self._count, -1, np.int8) for name in names},

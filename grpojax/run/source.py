@@ -29,7 +29,7 @@ from grpojax.host.on_host import on_host
 from grpojax.programs import batch_shards, packing, policy_state
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import SamplerConfig
-from grpojax.rewards import Rewards, Scores
+from grpojax.rewards import Rewards, RewardScores
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.run.batch import Batch, Fetch, Sync, take
 from grpojax.run.curriculum import Curriculum
@@ -279,7 +279,7 @@ class Plain:
         wait = submit(self.rewards, problems, rollout, self.policy.texts, self.columns)
         return Batch(problems=problems, rollout=rollout, pending=[functools.partial(self.rewarded, wait)])
 
-    def rewarded(self, wait: Callable[[], Scores], batch: Batch) -> Batch:
+    def rewarded(self, wait: Callable[[], RewardScores], batch: Batch) -> Batch:
         """A batch with its rewards, ``[P * G]`` each, for which ``wait`` waits."""
         scores, shape, tokens = wait(), batch.rollout.lengths.shape, batch.rollout.tokens.shape
         signals = _of_steps(scores, self.method.variant, self.config.max_tokens)
@@ -319,7 +319,7 @@ class Plain:
         return fetching(self.policy, rollout, rows, n)
 
 
-def _of_steps(scores: Scores, variant: Variant, longest: int) -> dict[str, Array]:
+def _of_steps(scores: RewardScores, variant: Variant, longest: int) -> dict[str, Array]:
     """The rewards for steps of ``N`` samples as a signal, ``{"step_rewards": [N, T]}``, NaN where no step ends; none
     for a variant that reads none.
 

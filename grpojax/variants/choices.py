@@ -24,7 +24,7 @@ def keyword_option(name: str, default: Any, annotation: Any) -> inspect.Paramete
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class SurrogateChoice:
     """Surrogates of which an option of the variant picks one.
 
     All their fields are options. One whose default is not the same in all of them is None until it is given, which
@@ -80,10 +80,10 @@ class Choice:
         return dataclasses.replace(surrogate, **given) if given else surrogate
 
 
-def on_policy(surrogate: Any, *levels: Literal["token", "sequence"]) -> Choice:
+def on_policy(surrogate: Any, *levels: Literal["token", "sequence"]) -> SurrogateChoice:
     """``surrogate``, which reads no ratio, as published; by the option ``ratio`` PPO's clip at one of ``levels``.
 
     Without a ratio a method is for one update a rollout. A sequence's ratio is the geometric mean of its tokens'; TRL's
     RLOO clips their product.
     """
-    return Choice("ratio", {"none": surrogate, **{level: L.clipped() for level in levels}})
+    return SurrogateChoice("ratio", {"none": surrogate, **{level: L.clipped() for level in levels}})

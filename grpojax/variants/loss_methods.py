@@ -5,7 +5,7 @@ import dataclasses
 from grpojax import advantages as A
 from grpojax import allocation
 from grpojax import losses as L
-from grpojax.variants.choices import Choice
+from grpojax.variants.choices import SurrogateChoice
 from grpojax.variants.critics import Critic, ValueLoss, WithCritic, add_values
 from grpojax.variants.registry import group_normalised, published
 
@@ -180,7 +180,7 @@ def llds(*, answer_weight: float = 1.0, marker: str | None = None, ddof: int = 1
 @published(
     "Qi et al., Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879",
     "replicated",
-    surrogate=Choice("divergence", {"tv": L.dppo_tv(), "kl": L.dppo_kl()}),
+    surrogate=SurrogateChoice("divergence", {"tv": L.dppo_tv(), "kl": L.dppo_kl()}),
     ratio_denominator="sampler",
     aggregate="token_mean",
     unverified="how the paper aggregates; the bounds are prime-rl's",

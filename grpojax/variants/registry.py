@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from grpojax import advantages as A
 from grpojax import losses as L
 from grpojax.losses.surrogates import check_surrogate, name_of
-from grpojax.variants.choices import Choice, keyword_option
+from grpojax.variants.choices import SurrogateChoice, keyword_option
 from grpojax.variants.critics import Critic, WithCritic
 
 Grade = Literal["deployed", "replicated", "ablated", "single team"]
@@ -175,16 +175,16 @@ def published(
         `Variant`.
       control: the result of `control`: the options that switch the variant's one mechanism off, or ``{"name": "grpo"}``
         if another variant is the same without that mechanism.
-      surrogate, objective: fields of `losses.Objective`. The surrogate may be a `Choice`, or a function of your own,
-        which has no options. ``aggregate="constant"`` without a constant makes that an option that must be given.
+      surrogate, objective: fields of `losses.Objective`. The surrogate may be a `SurrogateChoice`, or a function of your
+        own, which has no options. ``aggregate="constant"`` without a constant makes that an option that must be given.
 
     Raises:
       ValueError: there is a variant of that name in another module, the surrogate is none, or ``control`` names an
         option that the variant does not have.
     """
-    for each in surrogate.of.values() if isinstance(surrogate, Choice) else (surrogate,):
+    for each in surrogate.of.values() if isinstance(surrogate, SurrogateChoice) else (surrogate,):
         check_surrogate(each)
-    choice = surrogate if isinstance(surrogate, Choice) else Choice("", {"": surrogate})
+    choice = surrogate if isinstance(surrogate, SurrogateChoice) else SurrogateChoice("", {"": surrogate})
     facts = {
         "citation": citation,
         "evidence": evidence,
@@ -233,12 +233,14 @@ def published(
     return register
 
 
-def _offered(choice: Choice, objective: Mapping[str, Any]) -> list[str]:
+def _offered(choice: SurrogateChoice, objective: Mapping[str, Any]) -> list[str]:
     """Fields of `losses.Objective` that are options; the choice's own option is not among them."""
     return [name for name in _FIELDS if name in {*OPTIONS, *objective} - {choice.option}]
 
 
-def _signature(own: Mapping[str, inspect.Parameter], choice: Choice, objective: Mapping[str, Any]) -> inspect.Signature:
+def _signature(
+    own: Mapping[str, inspect.Parameter], choice: SurrogateChoice, objective: Mapping[str, Any]
+) -> inspect.Signature:
     """The chain's options, the surrogate's, and the objective's."""
     options = dict(own) | choice.parameters()
     for name in (n for n in _offered(choice, objective) if n not in own):

@@ -97,7 +97,7 @@ def test_two_shapes_whatever_the_lengths(sizes):
 
 def test_full_groups_are_one_block():
     block, taken = check(example(np.full((16, 8), 5), 5), 1, 1, True, 1)
-    assert block == packing.Block(16, 1, 128, 1, shared=False) and taken == 1
+    assert block == packing.BlockShape(16, 1, 128, 1, shared=False) and taken == 1
 
 
 @pytest.mark.parametrize("mean", [12, 20, 30])
@@ -147,7 +147,7 @@ def test_a_block_and_its_prompts_are_no_larger_than_a_micro_batch():
 def test_golden_deal():
     """Rows of 4 + 1, 3 + 2 and 3 of the first prompt, and 5 and 4 of the third; two in a block, twice."""
     lengths = np.array([[4, 3, 3, 2, 1], [0] * 5, [5, 4, 0, 0, 0]])
-    block = packing.Block(prompts=2, reads=2, rows=2, count=5, shared=True)
+    block = packing.BlockShape(prompts=2, reads=2, rows=2, count=5, shared=True)
     lengths, mine = np.concatenate([np.ones((10, 5), int), lengths]), np.array([10, 11, 12])
     dealt = packing._deal(lengths, mine, most=5, block=block, gather=False)
     rows = [[[[(x.k, x.prompt, x.sample) for x in row] for row in b] for b in after] for after in dealt.blocks]

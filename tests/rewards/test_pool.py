@@ -248,7 +248,7 @@ def test_what_is_stopped_while_it_starts_starts_nothing_more(monkeypatch, what, 
     before = set(multiprocessing.active_children())
     monkeypatch.setattr(process, what, stopped)
     with pytest.raises(SystemExit):
-        pool.Workers(count=2)
+        pool.WorkerPool(count=2)
     gc.collect()
     assert len(made) == call
     for child in set(multiprocessing.active_children()) - before:

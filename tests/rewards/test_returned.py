@@ -49,7 +49,7 @@ class Scalar:
 ])  # fmt: skip
 def test_what_is_a_number(value, want):
     (outcome,) = worker.outcomes_of([value], [[1]])
-    assert outcome == worker.Outcome(want)
+    assert outcome == worker.RewardOutcome(want)
 
 
 @pytest.mark.parametrize(("value", "reason"), [
@@ -62,7 +62,7 @@ def test_what_is_a_number(value, want):
 ])  # fmt: skip
 def test_what_is_none_leaves_the_other_samples(value, reason):
     bad, good = worker.outcomes_of([value, 1.0], [[1], [1]])
-    assert bad.reason == reason and math.isnan(bad.value) and good == worker.Outcome(1.0)
+    assert bad.reason == reason and math.isnan(bad.value) and good == worker.RewardOutcome(1.0)
 
 
 @pytest.mark.parametrize(("values", "reason", "said"), [

@@ -99,7 +99,7 @@ def test_functions_are_named_before_their_code_runs(tmp_path, monkeypatch, caplo
     """The module's own import fails; its name was said before that."""
     (tmp_path / "failing.py").write_text("raise SystemExit('ran')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    started = pool.Workers
+    started = pool.WorkerPool
     seen = []
     monkeypatch.setattr(pool, "Workers", lambda **kw: seen.append(caplog.text) or started(**kw))
     with (

@@ -25,7 +25,7 @@ from grpojax.extensions.episodes import calls, worker
 from grpojax.extensions.episodes.arguments import check
 from grpojax.extensions.episodes.config import EnvironmentChoice, EnvironmentConfig
 from grpojax.extensions.episodes.types import Episode, Reply
-from grpojax.extensions.episodes.worker import Asked, History, Made, Played, Probe
+from grpojax.extensions.episodes.worker import Asked, EnvironmentProbe, History, InstanceRecipe, PlayedTurn
 from grpojax.host import isolation
 from grpojax.host.errors import UserError
 from grpojax.rewards import pool, sandbox
@@ -146,9 +146,9 @@ class Workers:
         self._resets: set[str | None] = set()  # the environments of which a reset has worked
         self._next = 0
 
-    def _start(self) -> pool.Workers:
+    def _start(self) -> pool.WorkerPool:
         paths = [path for made in self._made.values() for path in (made.path, *made.tools) if path is not None]
-        return pool.Workers(
+        return pool.WorkerPool(
             count=1,
             timeout_s=self.config.seconds,
             memory_mb=self.config.memory,
@@ -158,10 +158,10 @@ class Workers:
             first=functools.partial(worker.prepare, list(self._made.values()), self.config.max_tool_bytes),
         )
 
-    def _probe_all(self) -> dict[str | None, Probe]:
+    def _probe_all(self) -> dict[str | None, EnvironmentProbe]:
         """Looks at all environments, in a process that has more time and memory than those of the run."""
         log.info("environments run %s", "; ".join(map(_name, self._made.values())))
-        looking = pool.Workers(
+        looking = pool.WorkerPool(
             count=1,
             timeout_s=IMPORT_TIMEOUT_S,
             memory_mb=0,
@@ -177,7 +177,7 @@ class Workers:
                 reason = pool.failure(looking.next_done([future]))
                 if reason == "timeout":
                     raise _never_made(made)
-                found[name] = future.result() if reason is None else Probe(f"its process ended by {reason}")
+                found[name] = future.result() if reason is None else EnvironmentProbe(f"its process ended by {reason}")
                 if problem := found[name].problem:
                     raise UserError(f"environment{'' if name is None else f' {name!r}'}: {_one_line(problem)}")
         finally:
@@ -264,7 +264,7 @@ class Workers:
             read = [check(c, schemas) for c in read[:MOST_CALLS]] + [_not_made(c) for c in read[MOST_CALLS:]]
             asked = tuple(Asked(call.name, call.arguments) for call in read if call.error is None)
             if instance.invalid is not None or not asked:
-                self._ready[episode] = _reply(instance.invalid, read, Played())
+                self._ready[episode] = _reply(instance.invalid, read, PlayedTurn())
             else:
                 instance.read, instance.asked = read, asked
                 self._submit(_Job(episode, instance, "play"))
@@ -416,13 +416,13 @@ class Workers:
 
     def _take(self, job: _Job, future: Future) -> None:
         """Takes in what a job came to."""
-        reason, value, played = pool.failure(future), None, Played()
+        reason, value, played = pool.failure(future), None, PlayedTurn()
         if reason == "broken" and self._may_go_on(job):
             self._submit(job)
             return
         if reason is not None:
             self._workers[job.instance.home].end_orphans()
-            played = Played(invalid=reason, detail=self._limit(reason))
+            played = PlayedTurn(invalid=reason, detail=self._limit(reason))
         elif (result := future.result()) is None:  # the process does not have the instance any more
             self._submit(_Job(job.episode, job.instance, "revive", then=job))
             return
@@ -463,7 +463,7 @@ class Workers:
         instance.read, instance.asked, instance.played = (), (), False
         self._ready[job.episode] = Reply(messages=(), again=True)
 
-    def _note(self, job: _Job, played: Played) -> None:
+    def _note(self, job: _Job, played: PlayedTurn) -> None:
         """Takes note of what a job has changed."""
         instance = job.instance
         if job.kind == "open" and played.invalid is None:
@@ -477,7 +477,7 @@ class Workers:
             self._ready[job.episode] = _reply(instance.invalid, instance.read, played)
             instance.read, instance.asked = (), ()
 
-    def _spoil(self, job: _Job, played: Played) -> None:
+    def _spoil(self, job: _Job, played: PlayedTurn) -> None:
         """Makes an episode invalid; shows each reason of an environment once."""
         job.instance.invalid = played.invalid
         reason = str(played.invalid)
@@ -502,7 +502,7 @@ def _calls(job: _Job) -> int:
     return max(1, len(job.instance.asked)) + sum(len(asked) for asked, _ in job.instance.history.turns)
 
 
-def _kept(probe: Probe) -> Literal["nothing", "again", "unknown"]:
+def _kept(probe: EnvironmentProbe) -> Literal["nothing", "again", "unknown"]:
     return "nothing" if probe.stateless else "again" if probe.deterministic else "unknown"
 
 
@@ -510,7 +510,7 @@ def _not_made(call: calls.Call) -> calls.Call:
     return dataclasses.replace(call, error=f"a turn has at most {MOST_CALLS} calls; this one was not made")
 
 
-def _reply(invalid: str | None, read: Sequence[calls.Call], played: Played) -> Reply:
+def _reply(invalid: str | None, read: Sequence[calls.Call], played: PlayedTurn) -> Reply:
     """The reply to a turn with these calls; ``played`` has the answers of those that reached the worker."""
     malformed = sum(call.error is not None for call in read)
     counts = {"calls": len(read), "malformed": malformed}
@@ -526,19 +526,19 @@ def _reply(invalid: str | None, read: Sequence[calls.Call], played: Played) -> R
     return Reply(messages=messages, done=played.done, **counts)
 
 
-def _name(made: Made) -> str:
+def _name(made: InstanceRecipe) -> str:
     return made.path or ", ".join(made.tools)
 
 
-def _never_made(made: Made) -> UserError:
+def _never_made(made: InstanceRecipe) -> UserError:
     return UserError(
         f"environment {_name(made)}: a process takes over {IMPORT_TIMEOUT_S:g} s to import it and to make an instance\n"
         "find out what its module or its __init__ waits for, and do that beforehand, or in reset"
     )
 
 
-def _made(choice: EnvironmentChoice) -> Made:
-    return Made(choice.path, choice.options, choice.tools)
+def _made(choice: EnvironmentChoice) -> InstanceRecipe:
+    return InstanceRecipe(choice.path, choice.options, choice.tools)
 
 
 def _parser(form: str, template: str | None) -> calls.Parse:

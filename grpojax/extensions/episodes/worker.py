@@ -23,7 +23,7 @@ LONGEST_ERROR = 2000  # characters of an exception's text
 CUT = "\n[cut: the answer was longer]"
 
 
-class Made(NamedTuple):
+class InstanceRecipe(NamedTuple):
     """How an instance is made: import path of its class, its options, and import paths of functions."""
 
     path: str | None
@@ -38,14 +38,14 @@ class Asked(NamedTuple):
     arguments: Mapping[str, Any]
 
 
-class Answer(NamedTuple):
+class ToolAnswer(NamedTuple):
     """What a call returned, as text, and whether its tool raised."""
 
     text: str
     failed: bool
 
 
-class Played(NamedTuple):
+class PlayedTurn(NamedTuple):
     """What a turn came to.
 
     Attributes:
@@ -55,7 +55,7 @@ class Played(NamedTuple):
       detail: what to show of that; else the beginning of what its tools printed.
     """
 
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[ToolAnswer, ...] = ()
     done: bool = False
     invalid: str | None = None
     detail: str = ""
@@ -74,10 +74,10 @@ class History:
         bring about again. Or "unknown": then only a new one after its ``reset`` can be made.
     """
 
-    made: Made
+    made: InstanceRecipe
     row: Mapping[str, Any]
     observed: tuple[Any] | None = None
-    turns: tuple[tuple[tuple[Asked, ...], tuple[Answer, ...]], ...] = ()
+    turns: tuple[tuple[tuple[Asked, ...], tuple[ToolAnswer, ...]], ...] = ()
     kept: Literal["nothing", "again", "unknown"] = "unknown"
 
 
@@ -91,12 +91,12 @@ class _Stateless:
         pass
 
 
-def make(made: Made) -> Any:
+def make(made: InstanceRecipe) -> Any:
     """A new instance. Raises whatever its class does."""
     return _Stateless() if made.path is None else sandbox.call(sandbox.imported(made.path), **made.options)
 
 
-def tools_of(made: Made, instance: Any) -> list[Callable[..., Any]]:
+def tools_of(made: InstanceRecipe, instance: Any) -> list[Callable[..., Any]]:
     """The functions and methods that a policy may call. Properties are not read, as that may do anything."""
     names = [name for name in dir(instance) if not name.startswith("_") and name not in NO_TOOLS]
     read = property | functools.cached_property
@@ -108,7 +108,7 @@ def tools_of(made: Made, instance: Any) -> list[Callable[..., Any]]:
 # ------------------------------------------------------------------------------------------------ what they are
 
 
-class Probe(NamedTuple):
+class EnvironmentProbe(NamedTuple):
     """What is known of an environment before a run.
 
     Attributes:
@@ -128,7 +128,7 @@ class Probe(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-def probe(made: Made) -> Probe:
+def probe(made: InstanceRecipe) -> EnvironmentProbe:
     """Looks at an environment, of which it makes an instance."""
     from transformers.utils import get_json_schema
 
@@ -136,30 +136,36 @@ def probe(made: Made) -> Probe:
         try:
             found = sandbox.imported(path)
         except BaseException as e:
-            return Probe(f"{path} cannot be imported: {type(e).__name__}: {e}")
+            return EnvironmentProbe(f"{path} cannot be imported: {type(e).__name__}: {e}")
         if path in made.tools and not inspect.isroutine(found):
-            return Probe(f"tool {path} is no function; give one made by def or async def, or its class as name")
+            return EnvironmentProbe(
+                f"tool {path} is no function; give one made by def or async def, or its class as name"
+            )
     try:
         instance = make(made)
     except BaseException as e:
-        return Probe(f"{made.path} cannot be made with options {dict(made.options)}: {type(e).__name__}: {e}")
+        return EnvironmentProbe(
+            f"{made.path} cannot be made with options {dict(made.options)}: {type(e).__name__}: {e}"
+        )
     if not callable(getattr(instance, "reset", None)):
-        return Probe(f"{made.path} has no method reset")
+        return EnvironmentProbe(f"{made.path} has no method reset")
     every = tools_of(made, instance)
     tools = {tool.__name__: tool for tool in every}
     if twice := [tool.__name__ for tool in every if tools[tool.__name__] != tool]:
-        return Probe(f"two of its tools have the same name, {twice[0]!r}; a decorator keeps names by functools.wraps")
+        return EnvironmentProbe(
+            f"two of its tools have the same name, {twice[0]!r}; a decorator keeps names by functools.wraps"
+        )
     schemas = []
     for name, tool in tools.items():
         try:
             schemas.append(get_json_schema(tool))
         except Exception as e:
-            return Probe(f"tool {name}: {e}")
+            return EnvironmentProbe(f"tool {name}: {e}")
     of_functions = [bool(getattr(f, "deterministic", False)) for f in every if not inspect.ismethod(f)]
     own = made.path is None or bool(getattr(instance, "deterministic", False))
     parameters = inspect.signature(instance.reset).parameters.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return Probe(
+    return EnvironmentProbe(
         "",
         tuple(schemas),
         own and all(of_functions),
@@ -172,7 +178,7 @@ def probe(made: Made) -> Probe:
 # ------------------------------------------------------------------------------------------------ what they do
 
 
-def prepare(all_made: Sequence[Made], most_bytes: int) -> None:
+def prepare(all_made: Sequence[InstanceRecipe], most_bytes: int) -> None:
     """Prepares this process: keeps what it prints, and makes an instance of each environment.
 
     The first instance may read and index much, which a class keeps for the next ones. A job would be too short for it.
@@ -185,9 +191,9 @@ def prepare(all_made: Sequence[Made], most_bytes: int) -> None:
 
 
 @sandbox.job
-def open_(episode: Episode, history: History, most_bytes: int) -> tuple[Any, Played]:
+def open_(episode: Episode, history: History, most_bytes: int) -> tuple[Any, PlayedTurn]:
     """Makes an instance and resets it; gives what ``reset`` returned."""
-    observed, played = None, Played()
+    observed, played = None, PlayedTurn()
     _printed()  # what was printed before is not of this job, here and below
     try:
         _instances[episode] = instance = make(history.made)
@@ -195,23 +201,23 @@ def open_(episode: Episode, history: History, most_bytes: int) -> tuple[Any, Pla
     except MemoryError:
         os._exit(sandbox.OUT_OF_MEMORY)
     except BaseException as e:
-        played = Played(invalid="reset", detail=_traceback(e))
+        played = PlayedTurn(invalid="reset", detail=_traceback(e))
     played = _with_printed(played, most_bytes)
     if played.invalid is not None:
         _instances.pop(episode, None)
     return observed, played
 
 
-def _with_printed(played: Played, most_bytes: int) -> Played:
+def _with_printed(played: PlayedTurn, most_bytes: int) -> PlayedTurn:
     """What a job came to, with what it printed; more than ``most_bytes`` makes its episode invalid."""
     printed, text = _printed()
     if printed > most_bytes:
-        return Played(invalid="flood", detail=f"it printed over {most_bytes} bytes at once, such as\n{text}")
+        return PlayedTurn(invalid="flood", detail=f"it printed over {most_bytes} bytes at once, such as\n{text}")
     return played if played.invalid is not None else played._replace(detail=text)
 
 
 @sandbox.job
-def revive(episode: Episode, history: History, most_bytes: int) -> Played:
+def revive(episode: Episode, history: History, most_bytes: int) -> PlayedTurn:
     """Makes an episode's instance anew, in a process that does not have it.
 
     If what it keeps is unknown, it stands after its ``reset``.
@@ -227,12 +233,12 @@ def revive(episode: Episode, history: History, most_bytes: int) -> Played:
     _printed()
     if not same:
         del _instances[episode]
-        return Played(invalid="replay", detail="played again, the same calls gave other answers")
-    return Played()
+        return PlayedTurn(invalid="replay", detail="played again, the same calls gave other answers")
+    return PlayedTurn()
 
 
 @sandbox.job
-def play(episode: Episode, made: Made, asked: Sequence[Asked], most_bytes: int) -> Played | None:
+def play(episode: Episode, made: InstanceRecipe, asked: Sequence[Asked], most_bytes: int) -> PlayedTurn | None:
     """Calls tools of an episode's instance; None where this process does not have it.
 
     Args:
@@ -245,19 +251,19 @@ def play(episode: Episode, made: Made, asked: Sequence[Asked], most_bytes: int) 
         return None
     _printed()
     answers, done = _turn(made, instance, asked, most_bytes)
-    played = _with_printed(Played(answers, done), most_bytes)
+    played = _with_printed(PlayedTurn(answers, done), most_bytes)
     if played.invalid is not None:
         del _instances[episode]
     return played
 
 
 @sandbox.job
-def reward(episode: Episode, most_bytes: int) -> tuple[float | None, Played] | None:
+def reward(episode: Episode, most_bytes: int) -> tuple[float | None, PlayedTurn] | None:
     """``get_reward()`` of an episode; None where this process does not have its instance."""
     instance = _instances.get(episode)
     if instance is None:
         return None
-    value, played = None, Played()
+    value, played = None, PlayedTurn()
     _printed()
     try:
         given = sandbox.call(instance.get_reward)
@@ -265,12 +271,12 @@ def reward(episode: Episode, most_bytes: int) -> tuple[float | None, Played] | N
     except MemoryError:
         os._exit(sandbox.OUT_OF_MEMORY)
     except BaseException as e:
-        played = Played(invalid="reward", detail=_traceback(e))
+        played = PlayedTurn(invalid="reward", detail=_traceback(e))
     return value, _with_printed(played, most_bytes)
 
 
 @sandbox.job
-def snapshot(episode: Episode) -> tuple[bytes | str, Played] | None:
+def snapshot(episode: Episode) -> tuple[bytes | str, PlayedTurn] | None:
     """An episode's instance, pickled, or why it cannot be; None where this process does not have it."""
     instance = _instances.get(episode)
     if instance is None:
@@ -278,9 +284,9 @@ def snapshot(episode: Episode) -> tuple[bytes | str, Played] | None:
     _printed()
     try:
         pickle.loads(content := pickle.dumps(instance))  # a reward's worker must be able to
-        return content, Played()
+        return content, PlayedTurn()
     except Exception as e:
-        return f"{type(e).__name__}: {e}", Played()
+        return f"{type(e).__name__}: {e}", PlayedTurn()
 
 
 def close(episodes: Sequence[Episode]) -> None:
@@ -329,7 +335,9 @@ def encodable(text: str) -> str:
     return str.encode(text, errors="replace").decode()  # of a subclass too
 
 
-def _turn(made: Made, instance: Any, asked: Sequence[Asked], most_bytes: int) -> tuple[tuple[Answer, ...], bool]:
+def _turn(
+    made: InstanceRecipe, instance: Any, asked: Sequence[Asked], most_bytes: int
+) -> tuple[tuple[ToolAnswer, ...], bool]:
     """The answers of a turn's calls, and whether the episode is over then."""
     tools = {tool.__name__: tool for tool in tools_of(made, instance)}
     answers = tuple(_answer(tools, call, most_bytes) for call in asked)
@@ -340,18 +348,18 @@ def _turn(made: Made, instance: Any, asked: Sequence[Asked], most_bytes: int) ->
         return answers, False
 
 
-def _answer(tools: Mapping[str, Callable[..., Any]], asked: Asked, most_bytes: int) -> Answer:
+def _answer(tools: Mapping[str, Callable[..., Any]], asked: Asked, most_bytes: int) -> ToolAnswer:
     try:
         value = sandbox.call(tools[asked.name], **asked.arguments)
         if inspect.isgenerator(value) or inspect.isasyncgen(value):
             raise TypeError("the tool returned a generator; a tool returns its answer")
         if isinstance(value, bytes | bytearray | memoryview):
             value = bytes(value[: most_bytes + 1]).decode(errors="replace")
-        return Answer(_cut(str(value), most_bytes), False)
+        return ToolAnswer(_cut(str(value), most_bytes), False)
     except MemoryError:
         os._exit(sandbox.OUT_OF_MEMORY)
     except BaseException as e:  # also SystemExit: a tool that exits must not take the worker with it
-        return Answer(_cut(f"Error: {_said(e)}", most_bytes), True)
+        return ToolAnswer(_cut(f"Error: {_said(e)}", most_bytes), True)
 
 
 def _said(error: BaseException) -> str:

@@ -64,7 +64,7 @@ class Job:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Outcome:
+class JobsOutcome:
     """The outcome of the jobs.
 
     Attributes:
@@ -122,10 +122,10 @@ class Queue:
         self._stopping = 0  # the signal that came
         self._made, self._seconds = 0.0, 0.0  # for the runs that ended: share of a whole run, and time
 
-    def run(self, jobs: Sequence[Job]) -> Outcome:
+    def run(self, jobs: Sequence[Job]) -> JobsOutcome:
         """Runs all jobs that are not done. A run that fails does not stop the others. SIGINT and SIGTERM stop each run
         after its step. The same happens if one run was stopped itself, as by a cloud's notice."""
-        outcome, waiting = Outcome(), []
+        outcome, waiting = JobsOutcome(), []
         (self.folder / "state").mkdir(parents=True, exist_ok=True)
         for job in jobs:
             (outcome.done if self.is_done(job) else waiting).append(job)
@@ -187,7 +187,7 @@ class Queue:
             if self._stopping:  # the signal came while the process was being made: it was not in the list yet
                 process.send_signal(self._stopping)
 
-    def _end(self, ended: _Running, outcome: Outcome, waiting: Sequence[Job], count: int) -> None:
+    def _end(self, ended: _Running, outcome: JobsOutcome, waiting: Sequence[Job], count: int) -> None:
         self._running.remove(ended)
         ended.output.close()
         job, seconds = ended.job, time.monotonic() - ended.started

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from grpojax.evaluation import judge_of
-from grpojax.extensions.experiments.runs import Run
+from grpojax.extensions.experiments.runs import PastRun
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples, sample_steps
@@ -17,7 +17,7 @@ from grpojax.rewards import RewardsConfig
 PARTS = 10  # of a run's steps, over which samples are averaged
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: PastRun) -> dict[str, Any]:
     """The measures of a run, as plain data.
 
     Returns:
@@ -138,7 +138,7 @@ def _of_part(part: list[tuple[int, list[Mapping[str, Any]]]], judge: str) -> dic
     return found
 
 
-def _of_run(run: Run) -> dict[str, Any] | None:
+def _of_run(run: PastRun) -> dict[str, Any] | None:
     """The measures of a run's samples; None if no samples were kept, or no reward says what is right."""
     try:
         rewards = settings.build(RewardsConfig, run.config["rewards"])

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 from scipy import special
 
-from grpojax.extensions.experiments.runs import Run, by_method, read_runs
+from grpojax.extensions.experiments.runs import PastRun, by_method, read_runs
 from grpojax.host.errors import UserError
 
 # The metric of a pilot's runs is the first of these that all runs with any held-out value have.
@@ -113,7 +113,7 @@ class Pilot:
     unfinished: int
 
 
-def _value(run: Run, metric: str) -> float:
+def _value(run: PastRun, metric: str) -> float:
     result = run.value(metric)
     return run.last(metric) or 0.0 if result is None else result
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from grpojax.extensions.experiments import sweeps
-from grpojax.extensions.experiments.jobs import Job, Outcome, Queue
+from grpojax.extensions.experiments.jobs import Job, JobsOutcome, Queue
 from grpojax.extensions.experiments.runs import of_failed
 from grpojax.extensions.experiments.sweep import Sweep, identity, introduction, record, shared, unique
 from grpojax.extensions.experiments.sweeps import Chosen, Failure, Rate
@@ -18,7 +18,7 @@ RateJobs = Mapping[tuple[str, float, int], Job]  # by label, rate and seed
 Ended = tuple[float | None, Failure | None]  # the last held-out reward of a run, and how the run failed
 
 
-def run(sweep: Sweep, queue: Queue, pilot: str | None = None) -> Outcome:
+def run(sweep: Sweep, queue: Queue, pilot: str | None = None) -> JobsOutcome:
     """Prints how the methods differ, chooses learning rates if there are several, and makes the missing runs.
 
     Args:
@@ -65,7 +65,7 @@ def rate_jobs(sweep: Sweep, rates: Mapping[str, Sequence[float]]) -> RateJobs:
     }
 
 
-def choose_rates(sweep: Sweep, queue: Queue, search: RateJobs) -> tuple[dict[str, float], Outcome]:
+def choose_rates(sweep: Sweep, queue: Queue, search: RateJobs) -> tuple[dict[str, float], JobsOutcome]:
     """The learning rate of each method with the highest mean of the last held-out rewards (`best`).
 
     Each rate has a run of the full length for each of `Sweep.rate_seeds`. A run that fails counts as 0
@@ -82,7 +82,7 @@ def choose_rates(sweep: Sweep, queue: Queue, search: RateJobs) -> tuple[dict[str
     Returns:
       The rates, and an outcome in which the methods that are left out are failed, by label.
     """
-    kept, outcome = sweeps.read_rates(sweep.folder), Outcome()
+    kept, outcome = sweeps.read_rates(sweep.folder), JobsOutcome()
     asked = {name: _digest(job for key, job in search.items() if key[0] == name) for name in sweep.methods}
     found = {
         name for name in asked if name in kept and (kept[name].asked, kept[name].rate is None) == (asked[name], False)
@@ -93,7 +93,7 @@ def choose_rates(sweep: Sweep, queue: Queue, search: RateJobs) -> tuple[dict[str
         jobs = shared(jobs)
         made = queue.run(list(unique(jobs).values()))
         if made.stopped:
-            return {}, Outcome(stopped=True)
+            return {}, JobsOutcome(stopped=True)
         for (name, rate, seed), job in jobs.items():
             ended = last_reward(job), made.failed.get(job.name)
             results.setdefault(name, {}).setdefault(rate, {})[seed] = ended

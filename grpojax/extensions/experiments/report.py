@@ -14,8 +14,8 @@ from grpojax.extensions.experiments.report_curves import Curve, draw, over_rates
 from grpojax.extensions.experiments.runs import (
     FAILED,
     UNFINISHED,
-    Method,
-    Run,
+    MethodRuns,
+    PastRun,
     by_method,
     control_of,
     differences,
@@ -37,7 +37,7 @@ class Result:
 
     Attributes:
       method: its name.
-      values: seed -> last value of the metric, for runs that are finished or failed (`Run.value`).
+      values: seed -> last value of the metric, for runs that are finished or failed (`PastRun.value`).
       mean: of the values.
       low, high: the mean's 95 % interval (`comparison.t_interval`); None if there is none.
       failed: seed -> why that run failed.
@@ -54,7 +54,7 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
+class MethodDifference:
     """A method minus another one, over the seeds that both have.
 
     Attributes:
@@ -96,13 +96,13 @@ class Report:
     metric: str | None
     margin: float | None
     baseline: str | None
-    methods: Sequence[Method]
+    methods: Sequence[MethodRuns]
     results: Sequence[Result]
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[MethodDifference]
     seed_tests: Sequence[report_problems.SeedTest]
     problems_by: str
     column: str | None
-    levels: Sequence[report_problems.Level]
+    levels: Sequence[report_problems.LevelRates]
     samples: Sequence[report_problems.Shown]
     episodes: Sequence[report_episodes.EpisodeRow]
     curves: Sequence[Curve]
@@ -115,7 +115,7 @@ class Report:
         """The name of the metric."""
         return title_of(self.metric) if self.metric else "no held-out value"
 
-    def compared(self, method: str, role: str) -> Comparison | None:
+    def compared(self, method: str, role: str) -> MethodDifference | None:
         """The comparison of a method with its control or with the baseline."""
         return next((c for c in self.comparisons if c.method == method and role in c.roles), None)
 
@@ -189,13 +189,13 @@ def build(
 
 
 class _Pair(NamedTuple):
-    method: Method
-    other: Method
+    method: MethodRuns
+    other: MethodRuns
     roles: tuple[str, ...]
 
 
 def _pairs(
-    methods: Sequence[Method], base: Method | None, record: sweeps.Record | None
+    methods: Sequence[MethodRuns], base: MethodRuns | None, record: sweeps.SweepRecord | None
 ) -> tuple[list[_Pair], list[str]]:
     """The pairs of each method with its control and with the baseline, one pair if these are the same; and notes.
 
@@ -241,7 +241,9 @@ def _changes(pairs: Sequence[_Pair], by: Sequence[str]) -> dict[str, dict[str, l
     return found
 
 
-def _baseline(methods: Sequence[Method], wanted: str | None, record: sweeps.Record | None) -> Method | None:
+def _baseline(
+    methods: Sequence[MethodRuns], wanted: str | None, record: sweeps.SweepRecord | None
+) -> MethodRuns | None:
     names = {m.name: m for m in methods}
     if wanted is None and record is not None:
         return next((names[c.baseline] for c in record.methods.values() if c.baseline in names), None)
@@ -252,7 +254,7 @@ def _baseline(methods: Sequence[Method], wanted: str | None, record: sweeps.Reco
     raise UserError(f"--baseline {wanted!r}: no such method; there are {', '.join(map(repr, names))}")
 
 
-def _metric(runs: Sequence[Run], wanted: str | None) -> tuple[str | None, list[str]]:
+def _metric(runs: Sequence[PastRun], wanted: str | None) -> tuple[str | None, list[str]]:
     """The metric that decides, and notes on it."""
     finished = [run for run in runs if run.finished]
     if wanted is not None:
@@ -274,7 +276,7 @@ def _metric(runs: Sequence[Run], wanted: str | None) -> tuple[str | None, list[s
     return f"{part}/accuracy" if accuracy else f"{part}/reward", notes
 
 
-def _about(method: Method, metric: str | None) -> list[str]:
+def _about(method: MethodRuns, metric: str | None) -> list[str]:
     """Notes on a method: what it equals, how its runs differ in their settings, and which of them did not finish."""
     notes = [f"{method.name}: {twin}"] if (twin := method.twin()) else []
     if unlike := method.differences():
@@ -298,7 +300,7 @@ def _about(method: Method, metric: str | None) -> list[str]:
     return notes
 
 
-def _unequal_cost(methods: Sequence[Method]) -> list[str]:
+def _unequal_cost(methods: Sequence[MethodRuns]) -> list[str]:
     """A note if one method has drawn over a tenth more tokens than another by its end."""
     drawn = {}
     for method in methods:
@@ -310,7 +312,7 @@ def _unequal_cost(methods: Sequence[Method]) -> list[str]:
     return [f"Not at equal cost, see the curves by tokens drawn; each run's in all: {each}"]
 
 
-def _result(method: Method, metric: str) -> Result:
+def _result(method: MethodRuns, metric: str) -> Result:
     values = _values(method, metric)
     low, high = comparison.t_interval(list(values.values())) if values else (np.nan, np.nan)
     ends = {run.seed: run.ending for run in method.runs}
@@ -325,7 +327,7 @@ def _result(method: Method, metric: str) -> Result:
     )
 
 
-def _compare(pairs: Sequence[_Pair], metric: str, margin: float | None, family: str) -> list[Comparison]:
+def _compare(pairs: Sequence[_Pair], metric: str, margin: float | None, family: str) -> list[MethodDifference]:
     """All comparisons of methods that have a common seed, with the verdicts of those that are tested."""
     each = []
     for pair in pairs:
@@ -335,12 +337,12 @@ def _compare(pairs: Sequence[_Pair], metric: str, margin: float | None, family: 
     inside = [family == "all" or CONTROL in pair.roles for pair, _, _ in each]
     found = comparison.verdicts([d for _, _, d in each], margin, inside)
     return [
-        Comparison(method=pair.method.name, other=pair.other.name, roles=pair.roles, seeds=common, result=verdict)
+        MethodDifference(method=pair.method.name, other=pair.other.name, roles=pair.roles, seeds=common, result=verdict)
         for (pair, common, _), verdict in zip(each, found, strict=True)
     ]
 
 
-def _values(method: Method, metric: str) -> dict[int, float]:
+def _values(method: MethodRuns, metric: str) -> dict[int, float]:
     return {run.seed: x for run in method.runs if (x := run.value(metric)) is not None}
 
 

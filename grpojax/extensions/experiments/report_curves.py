@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from grpojax.extensions.experiments.runs import FAILED, Method, Run, of_failed
+from grpojax.extensions.experiments.runs import FAILED, MethodRuns, PastRun, of_failed
 from grpojax.extensions.experiments.sweeps import Chosen
 from grpojax.records.lines import is_sound
 
@@ -93,7 +93,7 @@ def title_of(metric: str) -> str:
     return metric.replace("eval/", "held-out ", 1).replace("test/", "test ", 1)
 
 
-def draw(methods: Sequence[Method]) -> list[Curve]:
+def draw(methods: Sequence[MethodRuns]) -> list[Curve]:
     """A curve for each metric of `SHOWN` that any of the runs has."""
     recorded = {name for m in methods for run in m.drawn for line in run.lines for name in line}
     names = [n for pattern, _ in SHOWN for n in sorted(recorded, key=_natural) if fnmatch.fnmatchcase(n, pattern)]
@@ -120,7 +120,7 @@ class _Point(NamedTuple):
     at: Mapping[str, float]  # by axis; empty for what a failed run counts as
 
 
-def _series(run: Run, name: str) -> list[_Point]:
+def _series(run: PastRun, name: str) -> list[_Point]:
     """The points of a run at which the metric has a value. If a step is there twice, the later one counts."""
     at = {axis: 0.0 for axis, (metric, _) in AXES.items() if any(metric in line for line in run.lines)}
     found, summed = {}, set()
@@ -138,7 +138,7 @@ def _series(run: Run, name: str) -> list[_Point]:
     return [found[step] for step in sorted(found)]
 
 
-def _line(index: int, method: Method, name: str, width: int) -> Line | None:
+def _line(index: int, method: MethodRuns, name: str, width: int) -> Line | None:
     each = [_series(run, name) for run in method.drawn]
     if name.startswith("eval/"):
         steps = sorted({point.step for series in each for point in series})

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from grpojax.extensions.experiments.report_problems import attempts
-from grpojax.extensions.experiments.runs import Method, Run
+from grpojax.extensions.experiments.runs import MethodRuns, PastRun
 
 # The figures of a row: its field, and the metric of a step. Held-out ones have the set's name before it.
 _METRICS = {
@@ -53,7 +53,7 @@ class EpisodeRow:
     reasons: Mapping[str, int]
 
 
-def episodes(methods: Sequence[Method]) -> list[EpisodeRow]:
+def episodes(methods: Sequence[MethodRuns]) -> list[EpisodeRow]:
     """The rows of each method: its held-out problems, if they were played, and its training. None without episodes."""
     rows = []
     for method in methods:
@@ -66,11 +66,11 @@ def episodes(methods: Sequence[Method]) -> list[EpisodeRow]:
     return rows
 
 
-def _with(runs: Iterable[Run], metric: str) -> list[Run]:
+def _with(runs: Iterable[PastRun], metric: str) -> list[PastRun]:
     return [run for run in runs if run.last(metric) is not None]
 
 
-def _row(method: Method, where: str, runs: Sequence[Run], *, prefix: str, reasons: Counter[str]) -> EpisodeRow:
+def _row(method: MethodRuns, where: str, runs: Sequence[PastRun], *, prefix: str, reasons: Counter[str]) -> EpisodeRow:
     figures = dict[str, float | None]()
     for name, metric in _METRICS.items():
         held_out = _OWN_TOKENS_HELD_OUT if name == "own_tokens" else metric
@@ -79,12 +79,12 @@ def _row(method: Method, where: str, runs: Sequence[Run], *, prefix: str, reason
     return EpisodeRow(method=method.name, where=where, reasons=dict(sorted(reasons.items())), **figures)
 
 
-def _of_attempts(runs: Sequence[Run]) -> Counter[str]:
+def _of_attempts(runs: Sequence[PastRun]) -> Counter[str]:
     played = [s.episode for run in runs for a in attempts(run) for s in a.samples if s.episode is not None]
     return Counter(e.invalid for e in played if e.invalid is not None)
 
 
-def _of_steps(runs: Sequence[Run]) -> Counter[str]:
+def _of_steps(runs: Sequence[PastRun]) -> Counter[str]:
     """Numbers by reason over all steps. If a step is there twice, the later one counts."""
     found = Counter[str]()
     for run in runs:

@@ -6,7 +6,7 @@ from html import escape
 from importlib import resources
 
 from grpojax.evaluation.summary import EpisodeRecord
-from grpojax.extensions.experiments.report import BASELINE, CONTROL, Comparison, Report, verdict_text
+from grpojax.extensions.experiments.report import BASELINE, CONTROL, MethodDifference, Report, verdict_text
 from grpojax.extensions.experiments.report_charts import LABELS, chart, swatch
 from grpojax.extensions.experiments.report_curves import AXES, Curve
 
@@ -105,7 +105,7 @@ def _compared(report: Report, method: str, role: str, share: bool) -> str:
     return _lines(_value(v.difference, share, sign=True), interval, _verdict(report, c), name)
 
 
-def _verdict(report: Report, c: Comparison) -> str:
+def _verdict(report: Report, c: MethodDifference) -> str:
     if report.margin is None or not is_share(report.metric or ""):
         return verdict_text(c.result, report.margin)
     return verdict_text(c.result, round(100 * report.margin, 10))

@@ -12,7 +12,7 @@ from grpojax.data.readers import HUB, SourceConfig
 from grpojax.evaluation import Attempt, paired_test, verdict
 from grpojax.evaluation.summary import EpisodeRecord
 from grpojax.extensions.experiments import comparison
-from grpojax.extensions.experiments.runs import Method, Run, setting
+from grpojax.extensions.experiments.runs import MethodRuns, PastRun, setting
 from grpojax.host.errors import UserError
 
 # Columns of held-out data that say how hard a problem is; the first one that exists counts.
@@ -38,7 +38,7 @@ class SeedTest:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Level:
+class LevelRates:
     """The rates of methods on the problems of one difficulty: mean over seeds and problems, None without any."""
 
     name: str
@@ -62,8 +62,8 @@ class Shown:
     episodes: dict[str, EpisodeRecord]
 
 
-def attempts(run: Run) -> list[Attempt]:
-    """The attempts of a finished run at its end (`Run.attempts`); none if they cannot be read."""
+def attempts(run: PastRun) -> list[Attempt]:
+    """The attempts of a finished run at its end (`PastRun.attempts`); none if they cannot be read."""
     try:
         return run.attempts if run.finished else []
     except UserError:
@@ -75,7 +75,7 @@ def _value(attempt: Attempt, kind: str) -> float:
 
 
 def seed_tests(
-    methods: Sequence[Method], pairs: Sequence[tuple[Method, Method]]
+    methods: Sequence[MethodRuns], pairs: Sequence[tuple[MethodRuns, MethodRuns]]
 ) -> tuple[list[SeedTest], str, list[str]]:
     """The tests of each pair of methods and seed, the value that they compare, and what could not be compared."""
     everything = [a for m in methods for run in m.runs for a in attempts(run)]
@@ -103,7 +103,7 @@ def seed_tests(
     return tests, kind, notes
 
 
-def levels(methods: Sequence[Method], kind: str) -> tuple[str | None, list[Level]]:
+def levels(methods: Sequence[MethodRuns], kind: str) -> tuple[str | None, list[LevelRates]]:
     """The rates by difficulty, if the rows of the first run's held-out data have one and can still be read."""
     run = next((r for m in methods for r in m.runs if attempts(r)), None)
     column, level_of = _read_levels(run) if run else (None, {})
@@ -121,11 +121,11 @@ def levels(methods: Sequence[Method], kind: str) -> tuple[str | None, list[Level
     levels = []
     for level in sorted(rates, key=lambda x: (isinstance(x, str), x)):
         by_name = {m.name: float(np.mean(v)) if (v := rates[level].get(m.name)) else None for m in methods}
-        levels.append(Level(name=str(level), problems=len(problems[level]), rates=by_name))
+        levels.append(LevelRates(name=str(level), problems=len(problems[level]), rates=by_name))
     return (column, levels) if levels else (None, [])
 
 
-def _read_levels(run: Run) -> tuple[str | None, dict[tuple[int, str], Any]]:
+def _read_levels(run: PastRun) -> tuple[str | None, dict[tuple[int, str], Any]]:
     """The column, and its value by number and text of the problem. It uses no network: only local files are read."""
     given = setting(run.config, "data.validation" if run.tested is None else "data.test")
     asked = setting(run.config, "data.prompt")
@@ -150,7 +150,7 @@ def _read_levels(run: Run) -> tuple[str | None, dict[tuple[int, str], Any]]:
     return column, found
 
 
-def samples(methods: Sequence[Method], kind: str) -> list[Shown]:
+def samples(methods: Sequence[MethodRuns], kind: str) -> list[Shown]:
     """The prompts on which the methods differ most, from the first of the seeds that most methods have."""
     seeds = [run.seed for m in methods for run in m.runs if attempts(run)]
     if not seeds:

@@ -13,7 +13,7 @@ from etils import epath
 from grpojax import variants
 from grpojax.evaluation import Attempt
 from grpojax.extensions.experiments import sweeps
-from grpojax.extensions.experiments.sweeps import Record
+from grpojax.extensions.experiments.sweeps import SweepRecord
 from grpojax.host import claims, files, settings
 from grpojax.host.errors import UserError
 from grpojax.records import evaluations, methods
@@ -26,7 +26,7 @@ STARTED_AGAIN = 75  # exit status of a run that asks to be started again
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class PastRun:
     """One run directory.
 
     Attributes:
@@ -148,7 +148,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Method:
+class MethodRuns:
     """Runs that the report takes to differ only in their seed.
 
     Attributes:
@@ -159,15 +159,15 @@ class Method:
 
     name: str
     values: Mapping[str, Any]
-    runs: tuple[Run, ...]
+    runs: tuple[PastRun, ...]
 
     @property
-    def ended(self) -> tuple[Run, ...]:
+    def ended(self) -> tuple[PastRun, ...]:
         """The runs that count in results and curves: those that are finished or failed."""
         return tuple(r for r in self.runs if r.ending[0] != UNFINISHED)
 
     @property
-    def drawn(self) -> tuple[Run, ...]:
+    def drawn(self) -> tuple[PastRun, ...]:
         """The runs that curves show: those that `ended`, or all if none has."""
         return self.ended or self.runs
 
@@ -219,7 +219,7 @@ def variant_of(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return str(options.pop("name", "grpo")), options
 
 
-def differences(a: Run, b: Run) -> list[str]:
+def differences(a: PastRun, b: PastRun) -> list[str]:
     """Settings in which two runs differ, except for seed, directory and recording. For two methods, these are the
     options, and the differences of advantage and objective that follow from them."""
     trees = [dict(x.config) for x in (a, b)]
@@ -256,7 +256,7 @@ def _json(file: epath.Path) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def read_sweep(paths: Iterable[epath.PathLike]) -> tuple[Record, epath.Path] | None:
+def read_sweep(paths: Iterable[epath.PathLike]) -> tuple[SweepRecord, epath.Path] | None:
     """The record of a sweep and its folder, if that is the only path; None otherwise.
 
     Raises:
@@ -267,7 +267,7 @@ def read_sweep(paths: Iterable[epath.PathLike]) -> tuple[Record, epath.Path] | N
     return None if record is None else (record, folders[0])
 
 
-def of_sweep(record: Record, folder: epath.Path, runs: Sequence[Run]) -> tuple[list[Method], list[str]]:
+def of_sweep(record: SweepRecord, folder: epath.Path, runs: Sequence[PastRun]) -> tuple[list[MethodRuns], list[str]]:
     """The methods of a sweep by their labels. Two methods may have the same runs.
 
     Args:
@@ -287,7 +287,7 @@ def of_sweep(record: Record, folder: epath.Path, runs: Sequence[Run]) -> tuple[l
         if missing := [name for name in names if name not in by_name]:
             notes.append(f"{label}: {len(missing)} of its {len(names)} runs have not been started")
         if own := sorted((by_name[name] for name in names if name in by_name), key=lambda run: run.seed):
-            found.append(Method(name=label, values=_values(own[0], ("variant",)), runs=tuple(own)))
+            found.append(MethodRuns(name=label, values=_values(own[0], ("variant",)), runs=tuple(own)))
     others = [run for run in runs if run.path.name not in used or run.path.name not in by_name]
     notes += [f"{run.path}: left out, sweep.json does not have it" for run in others]
     if not found:
@@ -295,7 +295,7 @@ def of_sweep(record: Record, folder: epath.Path, runs: Sequence[Run]) -> tuple[l
     return found, notes
 
 
-def control_of(method: Method, among: Sequence[Method]) -> Method | None:
+def control_of(method: MethodRuns, among: Sequence[MethodRuns]) -> MethodRuns | None:
     """The control of a method (`variants.control`) among other methods: the one with its name and all of its options.
 
     None if the variant has no control, if there is no such method, or if the runs' config.json has no ``method``.
@@ -312,14 +312,14 @@ def control_of(method: Method, among: Sequence[Method]) -> Method | None:
         return None
     options = json.loads(json.dumps({**defaults, **control[1]}, default=str))
 
-    def is_control(other: Method) -> bool:
+    def is_control(other: MethodRuns) -> bool:
         its = other.runs[0].config.get("method")
         return isinstance(its, Mapping) and (its["variant"], its["options"]) == (control[0], options)
 
     return next((other for other in among if other is not method and is_control(other)), None)
 
 
-def read_runs(paths: Iterable[epath.PathLike]) -> tuple[list[Run], list[str]]:
+def read_runs(paths: Iterable[epath.PathLike]) -> tuple[list[PastRun], list[str]]:
     """Reads run directories, folders of run directories, and folders of sweeps, which have them in ``runs``.
 
     Returns:
@@ -337,7 +337,7 @@ def read_runs(paths: Iterable[epath.PathLike]) -> tuple[list[Run], list[str]]:
             if "rollout" not in config:
                 notes.append(f"{path}: left out, a supervised run")
                 continue
-            runs.append(Run(path=path, config=config, lines=read_metrics(path)))
+            runs.append(PastRun(path=path, config=config, lines=read_metrics(path)))
         except (OSError, ValueError) as e:
             reason = e.strerror if isinstance(e, OSError) else e
             notes.append(f"{path}: left out, its config.json cannot be read: {reason}")
@@ -363,7 +363,7 @@ def _inside(path: epath.Path) -> list[epath.Path]:
     return sorted(p for p in files.listing(path) if (p / "config.json").exists()) if path.is_dir() else []
 
 
-def by_method(runs: Sequence[Run], by: Sequence[str] = ("variant",)) -> list[Method]:
+def by_method(runs: Sequence[PastRun], by: Sequence[str] = ("variant",)) -> list[MethodRuns]:
     """Groups runs by the settings that ``by`` names, in the order of the runs.
 
     Raises:
@@ -372,7 +372,7 @@ def by_method(runs: Sequence[Run], by: Sequence[str] = ("variant",)) -> list[Met
     for name in by:
         if all(setting(run.config, name) is None for run in runs):
             raise UserError(f"--by {name}: no run has this setting; such as --by optimizer.learning_rate")
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[PastRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(_values(run, by), sort_keys=True), []).append(run)
     names = _names([_values(group[0], by) for group in groups.values()])
@@ -384,11 +384,11 @@ def by_method(runs: Sequence[Run], by: Sequence[str] = ("variant",)) -> list[Met
                 differing = [line.partition(":")[0] for line in differences(a, b)]
                 remedy = f"--by {differing[0]} separates them" if differing else "give one of them"
                 raise UserError(f"{a.path} and {b.path} are both {name} with seed {a.seed}; {remedy}")
-        methods.append(Method(name=name, values=_values(group[0], by), runs=tuple(ordered)))
+        methods.append(MethodRuns(name=name, values=_values(group[0], by), runs=tuple(ordered)))
     return methods
 
 
-def _values(run: Run, by: Sequence[str]) -> dict[str, Any]:
+def _values(run: PastRun, by: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for dotted in by:
         if dotted == "variant":

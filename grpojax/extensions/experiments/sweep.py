@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from grpojax import variants
 from grpojax.extensions.experiments import matching, power, sweeps
-from grpojax.extensions.experiments.jobs import Job, Outcome
-from grpojax.extensions.experiments.sweeps import Compared, Record
+from grpojax.extensions.experiments.jobs import Job, JobsOutcome
+from grpojax.extensions.experiments.sweeps import Compared, SweepRecord
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.records.methods import differences, in_a_line, label
@@ -32,7 +32,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Method:
+class SweptMethod:
     """A method of a sweep.
 
     Attributes:
@@ -130,13 +130,13 @@ class Sweep:
         return {k: x for k, x in options.items() if k not in ("name", "source")}, tuple(dict.fromkeys(asked))
 
     @functools.cached_property
-    def methods(self) -> dict[str, Method]:
+    def methods(self) -> dict[str, SweptMethod]:
         """Every method by its label, including controls if they are asked for.
 
         Raises:
           UserError: a method occurs twice, one is not valid, or no method has an option of the command line.
         """
-        found: dict[str, Method] = {}
+        found: dict[str, SweptMethod] = {}
         for given in self.variants:
             if (name := label(given)) in found:
                 raise UserError(f"--variants: {name} occurs twice; give it once")
@@ -167,7 +167,7 @@ class Sweep:
         spec = own | {k: x for k, x in options.items() if k in known and k not in own}
         return spec, tuple(k for k in options if k not in known)
 
-    def _method(self, given: str | Mapping[str, Any]) -> Method:
+    def _method(self, given: str | Mapping[str, Any]) -> SweptMethod:
         spec, lacks = self._spec(given)
         rest = [text for text in self.overrides if not text.strip().startswith("variant.")]
         overrides = (*rest, f"variant={json.dumps(spec)}", "critic=null")
@@ -177,9 +177,9 @@ class Sweep:
             overrides = overrides[:-1]
             config = recipe.load(self.config, (*overrides, *highest))
         try_out(config.method.variant, config.rollout)
-        return Method(given=given, spec=spec, lacks=lacks, config=config.resolved(), overrides=overrides)
+        return SweptMethod(given=given, spec=spec, lacks=lacks, config=config.resolved(), overrides=overrides)
 
-    def _control_of(self, of: str, method: Method) -> Method | None:
+    def _control_of(self, of: str, method: SweptMethod) -> SweptMethod | None:
         """The control of a method; None if it has none, or if its mechanism is off already."""
         if (made := variants.control(method.spec["name"], **_typed(method.spec))) is None:
             return None
@@ -194,7 +194,7 @@ class Sweep:
                 raise UserError(f"--controls: that of {of}: {e}") from None
             return None
 
-    def _find(self, control: Method, found: dict[str, Method]) -> str | None:
+    def _find(self, control: SweptMethod, found: dict[str, SweptMethod]) -> str | None:
         """The label of a control among the methods. A missing one is added if controls are asked for, else None."""
         name = next((name for name, method in found.items() if _same(method, control)), None)
         if name is None and self.controls:
@@ -202,7 +202,7 @@ class Sweep:
             found[name] = control
         return name
 
-    def _job(self, kind: str, name: str, method: Method, **values: Mapping[str, Any]) -> Job:
+    def _job(self, kind: str, name: str, method: SweptMethod, **values: Mapping[str, Any]) -> Job:
         """One run: the method's recipe with other values, by section and name."""
         directory = self.folder / kind / name
         values = {**values, "run": {"dir": str(directory)}}
@@ -244,7 +244,7 @@ class Sweep:
         return self._job("rates", f"{name}_{rate:g}_{seed}", self.methods[name], **values)
 
 
-def record(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], outcome: Outcome | None = None) -> Record:
+def record(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], outcome: JobsOutcome | None = None) -> SweepRecord:
     """The content of ``sweep.json``, including the entries of earlier commands for the same folder.
 
     Args:
@@ -258,13 +258,13 @@ def record(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], outcome: Outcome |
     runs: dict[str, dict[int, str]] = {}
     for (name, seed), job in jobs.items():
         runs.setdefault(name, {})[seed] = job.name
-    new = Record(methods=methods, seeds=sweep.seeds, rates=sweep.rates, margin=sweep.margin, runs=runs)
+    new = SweepRecord(methods=methods, seeds=sweep.seeds, rates=sweep.rates, margin=sweep.margin, runs=runs)
     old = sweeps.read(sweep.folder) or new
     failed = dict(old.failed)
     if outcome is not None:
         done = {job.name for job in outcome.done}
         failed = {k: x for k, x in old.failed.items() if k not in done} | outcome.failed
-    return Record(
+    return SweepRecord(
         methods={**old.methods, **new.methods},
         seeds=sorted({*old.seeds, *new.seeds}),
         rates=new.rates or old.rates,
@@ -281,7 +281,7 @@ def identity(config: Mapping[str, Any]) -> str:
     return json.dumps([_computed(rest), config["variant"].get("source")], sort_keys=True)
 
 
-def _same(a: Method, b: Method) -> bool:
+def _same(a: SweptMethod, b: SweptMethod) -> bool:
     return identity(a.config) == identity(b.config)
 
 
@@ -326,7 +326,7 @@ def introduction(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], pilot: str |
     return lines + _seeds(record(sweep, jobs), pilot)
 
 
-def _pair(name: str, method: Method, other: str, against: Method) -> list[str]:
+def _pair(name: str, method: SweptMethod, other: str, against: SweptMethod) -> list[str]:
     """How a method differs from the one that it is compared with, and a warning if that is more than its mechanism."""
     a, b = against.config["method"], method.config["method"]
     if not (line := in_a_line(differences(a, b))):
@@ -341,7 +341,7 @@ def _pair(name: str, method: Method, other: str, against: Method) -> list[str]:
     return lines
 
 
-def _seeds(record: Record, pilot: str | None) -> list[str]:
+def _seeds(record: SweepRecord, pilot: str | None) -> list[str]:
     """The differences that the seeds of a sweep can show."""
     count, seeds = max(len(record.comparisons), 1), len(record.seeds)
     least = power.smallest_difference(1.0, seeds, comparisons=count)

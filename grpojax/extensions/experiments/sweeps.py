@@ -69,7 +69,7 @@ class Compared:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Record:
+class SweepRecord:
     """``sweep.json``.
 
     Attributes:
@@ -135,12 +135,12 @@ class Chosen:
     curve: Sequence[Rate]
 
 
-def write(folder: epath.PathLike, record: Record) -> None:
+def write(folder: epath.PathLike, record: SweepRecord) -> None:
     """Writes ``sweep.json``, whole or not at all."""
     files.write_json(files.path(folder) / SWEEP, dataclasses.asdict(record))
 
 
-def read(folder: epath.PathLike) -> Record | None:
+def read(folder: epath.PathLike) -> SweepRecord | None:
     """Reads ``sweep.json`` of a sweep's folder; None if there is none. Raises `UserError` for a broken one."""
     file = files.path(folder) / SWEEP
     return _read(file, _record) if file.exists() else None
@@ -158,8 +158,8 @@ def read_rates(folder: epath.PathLike) -> dict[str, Chosen]:
     return _read(file, lambda tree: {label: _chosen(x) for label, x in tree.items()}) if file.exists() else {}
 
 
-def _record(tree: Mapping[str, Any]) -> Record:
-    return Record(
+def _record(tree: Mapping[str, Any]) -> SweepRecord:
+    return SweepRecord(
         methods={label: Compared(**m) for label, m in tree["methods"].items()},
         seeds=tuple(tree["seeds"]),
         rates=tuple(tree["rates"]),

@@ -14,7 +14,7 @@ NAMES = Names(
         "rollout.sample_allocation": "grpojax.extensions.methods.sections:AllocationConfig",
     },
     needs={
-        "critic": "grpojax.extensions.methods.critic:Critic",
+        "critic": "grpojax.extensions.methods.critic:LearnedCritic",
         "displacement_weights": "grpojax.extensions.methods.displacement:Displacement",
         "greedy": "grpojax.extensions.methods.greedy:Greedy",
         "ground_truth": "grpojax.extensions.methods.true_answers:TrueAnswers",

@@ -60,7 +60,7 @@ def _check_kinds(read: DecoderConfig, layers: int) -> None:
         )
 
 
-class Critic(Part):
+class LearnedCritic(Part):
     """A network that learns with the policy and gives a signal for every token.
 
     Raises:

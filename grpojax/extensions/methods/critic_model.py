@@ -38,7 +38,7 @@ HEAD_FILE = "token_head.safetensors"  # next to the trunk's own files
 Place = Literal["before", "after"]
 
 
-class Critic(nnx.Module):
+class CriticNetwork(nnx.Module):
     """A decoder without an output projection, and a head ``[D]`` on its hidden states.
 
     Example:
@@ -60,9 +60,9 @@ def trunk_config(config: DecoderConfig, layers: int | None = None) -> DecoderCon
     return dataclasses.replace(config, tie_embeddings=True, num_layers=layers or config.num_layers)
 
 
-def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef[Critic], nnx.State]:
+def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef[CriticNetwork], nnx.State]:
     """``(graphdef, params)`` of a critic with shapes in place of weights."""
-    return nnx.split(nnx.eval_shape(lambda: Critic(config, rngs=nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: CriticNetwork(config, rngs=nnx.Rngs(0))))
 
 
 def token_outputs(trunk: Decoder, head: Array, rows: Rows, compute: Compute, *, at: Place) -> Array:
@@ -97,7 +97,7 @@ def fresh(config: DecoderConfig, seed: int, mesh: Mesh | None = None) -> Any:
 
 
 def joined(config: DecoderConfig, trunk: Any, head: Array) -> Any:
-    """The weights of a `Critic` from the weights of its trunk, which it takes over, and from its head."""
+    """The weights of a `CriticNetwork` from the weights of its trunk, which it takes over, and from its head."""
     structure = jax.tree.structure(abstract(config)[1])
     return jax.tree.unflatten(structure, [head, *jax.tree.leaves(trunk)])
 

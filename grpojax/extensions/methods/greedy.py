@@ -12,7 +12,7 @@ from grpojax import data
 from grpojax.evaluation import submit
 from grpojax.models import quantised
 from grpojax.programs.sampler import SamplerConfig
-from grpojax.rewards import Scores
+from grpojax.rewards import RewardScores
 from grpojax.run.batch import Batch, Fetch
 from grpojax.run.parts.part import Declared, Part
 from grpojax.run.source import Plain
@@ -54,7 +54,7 @@ class Greedy(Part):
         return {"greedy_reward": float(known.mean()) if known.size else math.nan}
 
 
-def with_greedy(greedy: Rollout, wait: Callable[[], Scores], batch: Batch) -> Batch:
+def with_greedy(greedy: Rollout, wait: Callable[[], RewardScores], batch: Batch) -> Batch:
     """The batch with the rewards of its greedy completions, for which ``wait`` waits."""
     scores = wait()
     return dataclasses.replace(

@@ -168,7 +168,7 @@ def _tokens_within(ids: list[int], text: str, end: int, decode: Any) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answers:
+class SplicedAnswers:
     """True answers, placed after the reasoning of some groups' samples.
 
     Attributes:
@@ -195,7 +195,7 @@ def splice_groups(
     include_marker: bool,
     missing: str,
     eos: int | None = None,
-) -> Answers:
+) -> SplicedAnswers:
     """`splice` for every sample of a rollout ``[n, G, ...]``. With ``missing="zero"``, samples without a marker are
     left out.
 
@@ -220,10 +220,10 @@ def splice_groups(
             tokens[at][: len(whole)] = whole
             mask[at][answered - spliced.scored : answered] = True
     stopped = np.array([[bool(ends[p, g]) for g in range(group)] for p in range(n)])
-    return Answers(tokens=tokens, lengths=lengths, mask=mask, markers=markers, stopped=stopped)
+    return SplicedAnswers(tokens=tokens, lengths=lengths, mask=mask, markers=markers, stopped=stopped)
 
 
-def replace(rollout: Rollout, chosen: PerPrompt, answers: Answers | None) -> Rollout:
+def replace(rollout: Rollout, chosen: PerPrompt, answers: SplicedAnswers | None) -> Rollout:
     """A rollout with spliced samples in place of the drawn ones.
 
     Args:
@@ -275,7 +275,7 @@ class _Found(NamedTuple):
     likelihood: Samples
     valid: Samples
     chosen: PerPrompt
-    answers: Answers | None
+    answers: SplicedAnswers | None
     metrics: dict[str, float]
 
 
@@ -352,7 +352,9 @@ class TrueAnswers(Part):
         metrics = {f"ground_truth/{name}": float(n) for name, n in counts.items()}
         return _Found(likelihood, np.isfinite(likelihood) | ~wanted[:, None], chosen, answers, metrics)
 
-    def _likelihood(self, params: Any, batch: Batch, chosen: PerPrompt) -> tuple[Samples, Answers, dict[str, float]]:
+    def _likelihood(
+        self, params: Any, batch: Batch, chosen: PerPrompt
+    ) -> tuple[Samples, SplicedAnswers, dict[str, float]]:
         options, policy = self.variant.options, self.policy
         problems = [batch.problems[int(i)] for i in chosen]
         gold = [p.gold for p in problems if p.gold is not None]

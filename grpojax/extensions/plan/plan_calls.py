@@ -15,7 +15,7 @@ from grpojax.programs import adapter, kv_cache
 from grpojax.programs.policy import PolicyShape, Sampling
 from grpojax.programs.sampler import Draws
 from grpojax.run import dry, parts
-from grpojax.run.dry import Called, Phase, Recipe
+from grpojax.run.dry import Called, Phase, RecipeKind
 from grpojax.run.parts.part import read_shape
 from grpojax.run.recipe import Config
 from grpojax.types import Prompts, Rows
@@ -34,7 +34,7 @@ _SMALL = DecoderConfig(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
+class PlannedCall:
     """A program and its arguments, with every prompt and completion at its longest.
 
     Attributes:
@@ -68,7 +68,7 @@ class Call:
 class RunCalls(NamedTuple):
     """The programs of a run by name, and its state by role: everything that it keeps on the devices, as shapes."""
 
-    calls: dict[str, Call]
+    calls: dict[str, PlannedCall]
     state: dict[str, Any]
 
 
@@ -98,7 +98,7 @@ def calls_of(
     return RunCalls(found.named(), {**whole.state})
 
 
-def a_step(config: Config) -> dict[str, Call]:
+def a_step(config: Config) -> dict[str, PlannedCall]:
     """The programs of a recipe's step by name, and how often it calls each.
 
     Their shapes mean nothing: these follow from the model and the sizes, and the counts do not. So a small model takes
@@ -125,7 +125,7 @@ def a_step(config: Config) -> dict[str, Call]:
     return found.named()
 
 
-def of_other(kind: Recipe, config: Any, policy: PolicyShape) -> RunCalls:
+def of_other(kind: RecipeKind, config: Any, policy: PolicyShape) -> RunCalls:
     """As `calls_of` for a run of another kind of recipe; raises `UserError` likewise."""
     calls, state = kind.step(config, policy)
     found = _Found(policy, state)
@@ -162,7 +162,7 @@ class _Found:
     def __init__(self, policy: PolicyShape, state: Mapping[str, Any], config: Config | None = None):
         self._policy, self._config = policy, config
         self._roles = {id(x): role for role, part in state.items() for x in jax.tree.leaves(part)}
-        self._calls, self._short = dict[Any, Call](), set[Any]()
+        self._calls, self._short = dict[Any, PlannedCall](), set[Any]()
 
     def add(self, calls: Iterable[Called], *, of_a_step: bool = False, short: bool = False) -> None:
         """Adds some, which count if they are ``of_a_step``. ``short`` ones are of shorter samples."""
@@ -173,14 +173,14 @@ class _Found:
             key = program, tree, *((x.shape, str(x.dtype), x.sharding) for x in leaves)
             if key not in self._calls:
                 own = [x for x in leaves if id(x) in self._roles]
-                self._calls[key] = Call(program=program, args=args, own=own, phase=phase, samples=samples)
+                self._calls[key] = PlannedCall(program=program, args=args, own=own, phase=phase, samples=samples)
                 self._short |= {key} if short else set()
             if of_a_step:
                 self._calls[key] = dataclasses.replace(self._calls[key], times=self._calls[key].times + 1)
 
-    def named(self) -> dict[str, Call]:
+    def named(self) -> dict[str, PlannedCall]:
         """All by name."""
-        named = dict[str, Call]()
+        named = dict[str, PlannedCall]()
         for key, call in self._calls.items():
             name = self._name(key, call)
             if name in named:
@@ -188,7 +188,7 @@ class _Found:
             named[name] = self._with_work(key, call)
         return named
 
-    def _name(self, key: Any, call: Call) -> str:
+    def _name(self, key: Any, call: PlannedCall) -> str:
         name, short = call.program.name, key in self._short
         if call.phase == "evaluation":
             return name.replace("rollout", "evaluation") if "rollout" in name else f"evaluation {name}"
@@ -198,7 +198,7 @@ class _Found:
             name = f"{min(roles)} {name}"
         return f"ragged {name}" if short and not all(k in self._short for k, _ in alike) else name
 
-    def _with_work(self, key: Any, call: Call) -> Call:
+    def _with_work(self, key: Any, call: PlannedCall) -> PlannedCall:
         if isinstance(call.program.made_up, Draws):
             assert self._config is not None
             return _of_rollout(call, self._config.data.max_prompt_tokens, self._policy)
@@ -227,7 +227,7 @@ def _sizes(rows: Rows, config: Config | None) -> tuple[np.ndarray, np.ndarray]:
     return np.full(prompts, rows.prompts.shape[-1]), np.full((prompts, samples), tokens[-1])
 
 
-def _of_rollout(call: Call, longest: int, policy: PolicyShape) -> Call:
+def _of_rollout(call: PlannedCall, longest: int, policy: PolicyShape) -> PlannedCall:
     """A rollout of prompts of so many tokens with its work, and with the sizes of its loop and caches."""
     draws = call.program.made_up
     assert isinstance(draws, Draws)

@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class PlanTarget:
     """The chips that a run is planned for.
 
     Attributes:
@@ -89,7 +89,7 @@ class Target:
         return [Place(i, platform, self.kind, (a, b, c), s) for i, (s, c, b, a) in enumerate(grid)]
 
 
-def parse(topology: str, slices: int = 1) -> Target:
+def parse(topology: str, slices: int = 1) -> PlanTarget:
     """Reads a topology.
 
     Args:
@@ -115,7 +115,7 @@ def parse(topology: str, slices: int = 1) -> Target:
         raise UserError(f"no topology {topology!r}: write {how}")
     if gpu and slices > 1:
         raise UserError(f"--slices {slices}: is for TPUs; a GPU's plan is of one machine")
-    return Target(name, (_GPUS if gpu else _TPUS)[name], tuple(int(n) for n in shape.split("x")), slices, gpu)
+    return PlanTarget(name, (_GPUS if gpu else _TPUS)[name], tuple(int(n) for n in shape.split("x")), slices, gpu)
 
 
 def _slice(text: str) -> tuple[str, str]:

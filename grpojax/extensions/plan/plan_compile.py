@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from grpojax.extensions.plan import hlo, plan_links
-from grpojax.extensions.plan.plan_calls import Call
+from grpojax.extensions.plan.plan_calls import PlannedCall
 from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.models import dispatch, flops
 from grpojax.programs import kv_cache
@@ -36,7 +36,7 @@ def room(device_kind: str) -> float:
 
 
 def compile_program(
-    name: str, call: Call, *, run: Mapping[str, int], compute_s: float | None, devices: Sequence[Any]
+    name: str, call: PlannedCall, *, run: Mapping[str, int], compute_s: float | None, devices: Sequence[Any]
 ) -> ProgramReport:
     """Compiles a program of a run.
 
@@ -102,8 +102,8 @@ def _seconds(
     kind: str,
     compute_s: float | None,
     module: hlo.Module,
-    links: tuple[Mapping[str, plan_links.Load], Mapping[str, plan_links.Load]],
-    call: Call,
+    links: tuple[Mapping[str, plan_links.LinkLoad], Mapping[str, plan_links.LinkLoad]],
+    call: PlannedCall,
 ) -> dict[str, float]:
     """The time that each resource is busy, with loops of unknown length at their longest."""
     chip, iterations = flops.CHIPS.get(kind), max(call.iterations, 1)
@@ -119,7 +119,7 @@ def _seconds(
     return busy
 
 
-def _of_call(call: Call, own: int, temp: float) -> dict[str, float]:
+def _of_call(call: PlannedCall, own: int, temp: float) -> dict[str, float]:
     """GiB that a program needs besides the run's state: its arguments, and the memory that it allocates."""
     given = (sum(per_chip(x) for x in call.args if x is not None) - own) / _GIB
     cast = (per_chip(call.args[0]) - own) / _GIB if call.samples else 0.0

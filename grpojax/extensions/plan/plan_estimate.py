@@ -20,7 +20,7 @@ import numpy as np
 
 from grpojax import sharding
 from grpojax.extensions.plan import plan_calls, plan_links, plan_run
-from grpojax.extensions.plan.plan_chips import Target
+from grpojax.extensions.plan.plan_chips import PlanTarget
 from grpojax.extensions.plan.plan_compile import room
 from grpojax.extensions.plan.plan_links import Split
 from grpojax.extensions.plan.plan_report import ProgramReport
@@ -58,12 +58,12 @@ class Estimate:
 
 def of_recipe(
     config: Config,
-    target: Target,
+    target: PlanTarget,
     *,
     model: DecoderConfig | None = None,
     split: Split | None = None,
     tokens: int | None = None,
-    calls: Mapping[str, plan_calls.Call] | None = None,
+    calls: Mapping[str, plan_calls.PlannedCall] | None = None,
 ) -> Estimate:
     """Estimates a recipe; its memory lies within 15 % of the TPU compiler's
     (`tests/extensions/plan/test_plan_estimate.py`).
@@ -109,7 +109,7 @@ def format_estimate(found: Estimate) -> str:
     return "\n".join(lines)
 
 
-def calls_of_a_step(config: Config) -> Mapping[str, plan_calls.Call]:
+def calls_of_a_step(config: Config) -> Mapping[str, plan_calls.PlannedCall]:
     """What a step of a recipe calls, by name.
 
     Raises:
@@ -403,7 +403,7 @@ class _Needs(NamedTuple):
     received: Mapping[str, float] = types.MappingProxyType({})
 
 
-def _report(name: str, work: _Work, target: Target, rates: Mapping[str, float], needs: _Needs) -> ProgramReport:
+def _report(name: str, work: _Work, target: PlanTarget, rates: Mapping[str, float], needs: _Needs) -> ProgramReport:
     state, chip = work.state, target.chip
     received = sum(x / rates[a] for a, x in needs.received.items() if rates[a])
     seconds = {
@@ -428,11 +428,11 @@ def _report(name: str, work: _Work, target: Target, rates: Mapping[str, float], 
 # ----------------------------------------------------------------------------------------- the needs of each program
 
 
-def _rollout(w: _Work, target: Target) -> _Needs:
+def _rollout(w: _Work, target: PlanTarget) -> _Needs:
     return _drawn(w, target, w.turn)
 
 
-def _turns(w: _Work, target: Target) -> _Needs:
+def _turns(w: _Work, target: PlanTarget) -> _Needs:
     """A round of an episode after the first, of the extension that plays them. Its least: all tokens are drawn but
     those of an answer of one chunk."""
     c, (prompts, group), ring = w.spread, w.sampled, kv_cache.ring(w.tokens, _compute_of(target))
@@ -450,11 +450,11 @@ def _turns(w: _Work, target: Target) -> _Needs:
     return _Needs(consumers, (whole.computed - first.computed) / later, moved, received)
 
 
-def _compute_of(target: Target) -> Compute:
+def _compute_of(target: PlanTarget) -> Compute:
     return Compute(dtype="bfloat16", platform="gpu" if target.by_sheet else "tpu")
 
 
-def _cache_dtype(w: _Work, target: Target) -> jnp.dtype:
+def _cache_dtype(w: _Work, target: PlanTarget) -> jnp.dtype:
     return kv_cache.dtype_of(w.config.rollout.cache_dtype, _compute_of(target))
 
 
@@ -463,7 +463,7 @@ def _slots(w: _Work) -> int:
     return min(w.config.rollout.decode_slots or w.sampled[1], w.sampled[1])
 
 
-def _step_bytes(w: _Work, target: Target, live: float) -> float:
+def _step_bytes(w: _Work, target: PlanTarget, live: float) -> float:
     """Bytes that a decode step reads, of slots whose caches have so many positions with tokens."""
     c, dtype = w.spread, _cache_dtype(w, target)
     sizes = {"prompts": w.sampled[0], "slots": _slots(w)}
@@ -473,7 +473,7 @@ def _step_bytes(w: _Work, target: Target, live: float) -> float:
     return read - (2 - w.weight_bytes) * c.vocab_size * c.hidden_size / w.tensor
 
 
-def _drawn(w: _Work, target: Target, tokens: int) -> _Needs:
+def _drawn(w: _Work, target: PlanTarget, tokens: int) -> _Needs:
     """Prompts are read, and so many tokens of every sample drawn, with caches for all tokens."""
     c, (prompts, group), slots = w.spread, w.sampled, _slots(w)
     length, compute, dtype = w.config.data.max_prompt_tokens, _compute_of(target), _cache_dtype(w, target)
@@ -506,7 +506,7 @@ def _drawn(w: _Work, target: Target, tokens: int) -> _Needs:
     return _Needs(consumers, computed, steps * read, received)
 
 
-def _reshard(w: _Work, target: Target) -> _Needs:
+def _reshard(w: _Work, target: PlanTarget) -> _Needs:
     consumers = {"weights cast for the rollout": w.cast / _GIB}
     read = w.learned + (0.0 if w.samples_with_base else w.base)
     cut = w.weight_bytes * w.of_experts / w.expert / w.tensor
@@ -514,7 +514,7 @@ def _reshard(w: _Work, target: Target) -> _Needs:
     return _Needs(consumers, 0.0, w.cast + read, received)
 
 
-def _score(w: _Work, target: Target) -> _Needs:
+def _score(w: _Work, target: PlanTarget) -> _Needs:
     c, tokens = w.spread, sum(w.rows)
     layer = w.layer
     activations = tokens * (2 * (4 * w.mlp + 12 * c.hidden_size) + w.chunks)
@@ -529,7 +529,7 @@ def _score(w: _Work, target: Target) -> _Needs:
     return _Needs(consumers, flops.forward_flops(c, *w.counts) / w.tensor, moved, received)
 
 
-def _update(w: _Work, target: Target) -> _Needs:
+def _update(w: _Work, target: PlanTarget) -> _Needs:
     c, tokens = w.spread, sum(w.rows)
     remat, micro, frozen = w.config.model.remat, w.microbatches, w.config.model.adapter is not None
     inner = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim / w.tensor

@@ -7,7 +7,7 @@ from typing import Any
 
 from grpojax import sharding
 from grpojax.extensions.plan.hlo import Collective
-from grpojax.extensions.plan.plan_chips import Target
+from grpojax.extensions.plan.plan_chips import PlanTarget
 from grpojax.models import flops
 from grpojax.models.flops import Chip
 from grpojax.sharding import MeshConfig
@@ -16,7 +16,7 @@ LINKS = ("ICI", "DCN")
 
 
 @dataclasses.dataclass(frozen=True)
-class Load:
+class LinkLoad:
     """The work of a link in one run of a program, or in one iteration of its loop.
 
     Attributes:
@@ -53,7 +53,7 @@ class Split:
 
 
 @functools.lru_cache(maxsize=1024)
-def rates(target: Target, split: Split) -> dict[str, float]:
+def rates(target: PlanTarget, split: Split) -> dict[str, float]:
     """Bytes/s that a chip receives from the others along ``fsdp``, ``expert``, ``tensor``, and "all", which is ``fsdp``
     and ``expert`` together; and by an "exchange", an all-to-all along ``expert``. 0 if no data sheet has it.
 
@@ -72,7 +72,7 @@ def rates(target: Target, split: Split) -> dict[str, float]:
     return {axis: n * target.chip.link for axis, n in sides.items()}
 
 
-def loads(collectives: Iterable[Collective], devices: Sequence[Any], *, unknown: bool = False) -> dict[str, Load]:
+def loads(collectives: Iterable[Collective], devices: Sequence[Any], *, unknown: bool = False) -> dict[str, LinkLoad]:
     """The load of each link from the collectives of a run or, with ``unknown``, of an iteration of the unknown loop.
 
     Inside a slice, a chip receives over the links along which its partners lie. It is fed from one side on a line and
@@ -92,7 +92,7 @@ def loads(collectives: Iterable[Collective], devices: Sequence[Any], *, unknown:
         for link, wire, rate in _parts(c, devices, chip):
             seconds[link] += c.times * wire / rate if rate else 0.0
             received[link][c.kind] = received[link].get(c.kind, 0.0) + c.times * wire
-    return {link: Load(seconds[link], received[link]) for link in LINKS if received[link]}
+    return {link: LinkLoad(seconds[link], received[link]) for link in LINKS if received[link]}
 
 
 def _parts(c: Collective, devices: Sequence[Any], chip: Chip | None) -> Iterable[tuple[str, float, float]]:

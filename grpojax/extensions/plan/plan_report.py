@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from grpojax.extensions.plan.hlo import Traffic
-from grpojax.extensions.plan.plan_links import Load
+from grpojax.extensions.plan.plan_links import LinkLoad
 
 PROGRAMS = ("update", "rollout", "reshard")  # of any run
 
@@ -57,8 +57,8 @@ class ProgramReport:
     collectives: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
     per_iteration: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
     samples: bool = False
-    links: Mapping[str, Load] = dataclasses.field(default_factory=dict)
-    links_each: Mapping[str, Load] = dataclasses.field(default_factory=dict)
+    links: Mapping[str, LinkLoad] = dataclasses.field(default_factory=dict)
+    links_each: Mapping[str, LinkLoad] = dataclasses.field(default_factory=dict)
     read: float = math.nan
     read_each: float = math.nan
     optional_each: float = 0.0
@@ -151,7 +151,7 @@ def _misfit(r: ProgramReport) -> list[str]:
     return lines
 
 
-def _kinds(load: Load) -> str:
+def _kinds(load: LinkLoad) -> str:
     return ", ".join(f"{kind} {human(size / 2**30)}" for kind, size in sorted(load.received.items()))
 
 

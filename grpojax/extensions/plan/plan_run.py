@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from grpojax.extensions.plan.plan_calls import Call
+from grpojax.extensions.plan.plan_calls import PlannedCall
 from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.run import parts
 from grpojax.run.recipe import Config
@@ -42,7 +42,7 @@ class RunBound:
         return self.steps * self.step / 3600
 
 
-def bound(config: Config, calls: Mapping[str, Call], reports: Sequence[ProgramReport], chips: int) -> RunBound:
+def bound(config: Config, calls: Mapping[str, PlannedCall], reports: Sequence[ProgramReport], chips: int) -> RunBound:
     """Sums the reports over a step.
 
     Args:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from grpojax import extension
 from grpojax.extensions.plan import plan_estimate
-from grpojax.extensions.plan.plan_calls import Call
-from grpojax.extensions.plan.plan_chips import Target
+from grpojax.extensions.plan.plan_calls import PlannedCall
+from grpojax.extensions.plan.plan_chips import PlanTarget
 from grpojax.extensions.plan.plan_estimate import Estimate
 from grpojax.extensions.plan.plan_links import Split
 from grpojax.extensions.plan.plan_report import ProgramReport
@@ -22,7 +22,7 @@ from grpojax.run.recipe import Config
 
 SLACK = 1.05  # a split that takes up to this times as long as the fastest is as good
 LEAST = 8192  # positions of a micro-batch on a shard; one with fewer may take just as long
-Calls = Mapping[str, Call]
+Calls = Mapping[str, PlannedCall]
 STEP = 128  # tokens; the longest completion is a multiple of it
 RANK = 16  # of adapters that a recipe does not have
 
@@ -77,7 +77,7 @@ class Longest:
     why: str
 
 
-def own(config: Config, target: Target, model: DecoderConfig | None = None) -> Fit:
+def own(config: Config, target: PlanTarget, model: DecoderConfig | None = None) -> Fit:
     """A recipe's own split; arguments as in `best`."""
     return _fit(config, target, _shape(config, model), plan_estimate.split_of(config, target.chips))
 
@@ -86,14 +86,14 @@ def _shape(config: Config, model: DecoderConfig | None) -> DecoderConfig:
     return shape_of(config.model.path) if model is None else model
 
 
-def _fit(config: Config, target: Target, model: DecoderConfig, split: Split, calls: Calls | None = None) -> Fit:
+def _fit(config: Config, target: PlanTarget, model: DecoderConfig, split: Split, calls: Calls | None = None) -> Fit:
     estimate = plan_estimate.of_recipe(config, target, model=model, split=split, calls=calls)
     return Fit(split, estimate, model.experts is not None)
 
 
 def best(
     config: Config,
-    target: Target,
+    target: PlanTarget,
     model: DecoderConfig | None = None,
     *,
     under: float = math.inf,
@@ -134,7 +134,7 @@ def best(
     return min((fit for fit in whole if fit.estimate.run.step <= SLACK * fastest), key=lambda fit: fit.needs)
 
 
-def changes(config: Config, target: Target, model: DecoderConfig | None = None) -> Iterator[tuple[str, Fit]]:
+def changes(config: Config, target: PlanTarget, model: DecoderConfig | None = None) -> Iterator[tuple[str, Fit]]:
     """Settings with which a recipe fits its chips, each with the split that is best then, in three ways.
 
     Adapters learn in place of weights, are not merged for rollouts, have a base in eight bits, and get fewer prompts;
@@ -199,7 +199,7 @@ def _too_many(config: Config, split: Split) -> int:
     return split.microbatches if split.microbatches > 1 and positions < LEAST * split.microbatches else 0
 
 
-def _splits(config: Config, target: Target, model: DecoderConfig) -> Iterator[Split]:
+def _splits(config: Config, target: PlanTarget, model: DecoderConfig) -> Iterator[Split]:
     """Those to try."""
     data = max(config.mesh.data, 1)
     inside = target.chips // data
@@ -214,7 +214,7 @@ def _splits(config: Config, target: Target, model: DecoderConfig) -> Iterator[Sp
             yield Split(data=data, fsdp=fsdp, expert=expert, tensor=tensor, microbatches=2**power)
 
 
-def longest(config: Config, target: Target, model: DecoderConfig | None = None) -> Longest:
+def longest(config: Config, target: PlanTarget, model: DecoderConfig | None = None) -> Longest:
     """The longest completion (``rollout.max_tokens``) with which a recipe fits its chips, with its own split.
 
     Args:

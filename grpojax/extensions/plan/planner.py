@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpojax.extensions.plan.plan_calls import Call, RunCalls, calls_of, of_other
+from grpojax.extensions.plan.plan_calls import PlannedCall, RunCalls, calls_of, of_other
 from grpojax.extensions.plan.plan_chips import Chips, topology_mesh, topology_meshes
 from grpojax.extensions.plan.plan_compile import compile_program, per_chip
 from grpojax.extensions.plan.plan_report import ProgramReport
@@ -17,14 +17,14 @@ from grpojax.models import DecoderConfig, compute_of, decoder, flops
 from grpojax.models.compute import ModelConfig
 from grpojax.programs import adapter
 from grpojax.programs.policy import PolicyShape, Sampling
-from grpojax.run.dry import Recipe
+from grpojax.run.dry import RecipeKind
 from grpojax.run.recipe import Config
 
 
 class Planned(NamedTuple):
     """The programs of a run by name, and what was found of each that was compiled."""
 
-    calls: Mapping[str, Call]
+    calls: Mapping[str, PlannedCall]
     reports: list[ProgramReport]
 
 
@@ -64,7 +64,7 @@ def plan(
 
 
 def plan_other(
-    kind: Recipe, config: Any, model: DecoderConfig, *, topology: str = "v5e:4x4", slices: int = 1
+    kind: RecipeKind, config: Any, model: DecoderConfig, *, topology: str = "v5e:4x4", slices: int = 1
 ) -> list[ProgramReport]:
     """As `plan` for a supervised run: every prompt has the most answers that it may have, at their longest.
 

@@ -43,7 +43,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Completion:
+class DrawnCompletion:
     """A drawn completion.
 
     Attributes:
@@ -73,14 +73,14 @@ class Batcher:
     def __init__(self, engine: Engine, *, most: int, seed: int = 0):
         self._engine, self._most, self._key = engine, most, jax.random.key(seed)
         self._numbers = itertools.count(_OWN_NUMBERS)
-        self._waiting: list[tuple[Request, concurrent.futures.Future[list[Completion]]]] = []
+        self._waiting: list[tuple[Request, concurrent.futures.Future[list[DrawnCompletion]]]] = []
         self._changed, self._closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request) -> "concurrent.futures.Future[list[Completion]]":
+    def submit(self, request: Request) -> "concurrent.futures.Future[list[DrawnCompletion]]":
         """Adds a request; the future gets its completions, or the error that its batch met."""
-        future: concurrent.futures.Future[list[Completion]] = concurrent.futures.Future()
+        future: concurrent.futures.Future[list[DrawnCompletion]] = concurrent.futures.Future()
         with self._changed:
             if self._closed:
                 _cancel(future)
@@ -121,7 +121,7 @@ class Batcher:
             for (_, future), completions in zip(batch, found, strict=True):
                 future.set_result(completions)
 
-    def _next(self) -> list[tuple[Request, "concurrent.futures.Future[list[Completion]]"]]:
+    def _next(self) -> list[tuple[Request, "concurrent.futures.Future[list[DrawnCompletion]]"]]:
         """Takes the oldest request, and those that can be drawn with it."""
         with self._changed:
             waiting, room = self._waiting, self._most
@@ -134,17 +134,17 @@ class Batcher:
                     self._waiting.append(one)
         return batch
 
-    def _draw(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def _draw(self, requests: Sequence[Request]) -> list[list[DrawnCompletion]]:
         started = time.monotonic()
         rows, group = rows_of(requests, self._numbers)
         draw, max_tokens = _alike(requests[0])
         config = SamplerConfig(group=group, max_tokens=max_tokens, **dataclasses.asdict(draw))
         rollout = jax.tree.map(np.asarray, self._engine.draw(_prompts(rows), self._key, config))
-        found: list[list[Completion]] = [[] for _ in requests]
+        found: list[list[DrawnCompletion]] = [[] for _ in requests]
         for i, row in enumerate(rows):
             for j, owner in enumerate(row.owners):
                 length = min(int(rollout.lengths[i, j]), requests[owner].max_tokens)
-                completion = Completion(
+                completion = DrawnCompletion(
                     tokens=rollout.tokens[i, j, :length].tolist(),
                     logps=rollout.logps[i, j, :length].tolist(),
                     stopped=bool(rollout.stopped[i, j]) and length == rollout.lengths[i, j],

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 from grpojax.cli.engine import Engine
 from grpojax.data.chat_template import ChatTemplate, special_texts, template_of
-from grpojax.extensions.serve.batcher import Completion, Request
+from grpojax.extensions.serve.batcher import DrawnCompletion, Request
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models.hf import token_bytes
@@ -66,11 +66,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-Futures = Sequence[concurrent.futures.Future[list[Completion]]]
-Wait = Callable[[Futures], list[list[Completion]]]
+Futures = Sequence[concurrent.futures.Future[list[DrawnCompletion]]]
+Wait = Callable[[Futures], list[list[DrawnCompletion]]]
 
 
-def _results(futures: Futures) -> list[list[Completion]]:
+def _results(futures: Futures) -> list[list[DrawnCompletion]]:
     return [future.result() for future in futures]
 
 
@@ -117,7 +117,7 @@ class Api:
     def __init__(
         self,
         engine: Engine,
-        submit: Callable[[Request], "concurrent.futures.Future[list[Completion]]"],
+        submit: Callable[[Request], "concurrent.futures.Future[list[DrawnCompletion]]"],
         *,
         name: str,
         max_tokens: int,
@@ -291,7 +291,7 @@ class Api:
 
     # ------------------------------------------------------------------------------------------ an answer
 
-    def _finish(self, completion: Completion, asked: _Asked) -> _Answer:
+    def _finish(self, completion: DrawnCompletion, asked: _Asked) -> _Answer:
         tokens, text = completion.tokens, self._text(completion.tokens)
         reason = "stop" if completion.stopped else "length"
         found = [at for s in asked.stop if (at := text.find(s)) >= 0]
@@ -579,7 +579,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             raise Refused("the body is no JSON object")
         return body
 
-    def _wait(self, futures: Futures) -> list[list[Completion]]:
+    def _wait(self, futures: Futures) -> list[list[DrawnCompletion]]:
         """What futures will hold. If the client hangs up before, those that wait are not drawn."""
         while concurrent.futures.wait(futures, LOOK_SECONDS).not_done:
             if self._hung_up():

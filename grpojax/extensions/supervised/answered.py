@@ -113,7 +113,7 @@ class Answered:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answers:
+class AnsweredProblems:
     """The loaded answers.
 
     Attributes:
@@ -306,7 +306,7 @@ def load_answered(
     end: int,
     group: int = 1,
     known: Known = Known(),  # noqa: B008  frozen
-) -> Answers:
+) -> AnsweredProblems:
     """Reads and tokenises answered questions.
 
     An answer's tokens are those of its text and ``end``, after the prompt's own: as the sampler would have drawn them.
@@ -370,7 +370,7 @@ def load_answered(
                 f"held-out part has {left_out}"
             )
     weights = tuple(s.weight for s in each)
-    return Answers(
+    return AnsweredProblems(
         kept=_grouped(kept, group),
         weights=weights,
         dropped=dropped,

@@ -15,7 +15,7 @@ from grpojax.programs import policy_state
 from grpojax.programs.policy import DryPolicy, PolicyShape
 from grpojax.programs.state import abstract_state
 from grpojax.run import learn
-from grpojax.run.dry import Called, Recipe
+from grpojax.run.dry import Called, RecipeKind
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.run_state import State
 from grpojax.run.setup import Setup
@@ -43,4 +43,4 @@ def step(config: SFTConfig | DPOConfig, policy: PolicyShape) -> tuple[list[Calle
     return found, state
 
 
-SFT, DPO = Recipe(load=load_sft, step=step), Recipe(load=load_dpo, step=step)
+SFT, DPO = RecipeKind(load=load_sft, step=step), RecipeKind(load=load_dpo, step=step)

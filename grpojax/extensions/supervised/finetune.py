@@ -18,7 +18,7 @@ from grpojax import data
 from grpojax import losses as L
 from grpojax.device import ROWS
 from grpojax.extensions.supervised import scoring, teaching
-from grpojax.extensions.supervised.answered import Answered, Answers
+from grpojax.extensions.supervised.answered import Answered, AnsweredProblems
 from grpojax.extensions.supervised.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.extensions.supervised.programs import make_supervised_programs
 from grpojax.extensions.supervised.teaching import Shapes, Teaching
@@ -62,7 +62,7 @@ class _Made:
 
     policy: Policy
     teaching: Teaching
-    answers: Mapping[str, Answers]
+    answers: Mapping[str, AnsweredProblems]
     shapes: Shapes
     updates: int
 
@@ -111,7 +111,7 @@ def _prepare(config: SFTConfig | DPOConfig, tokenizer: Any, devices: Sequence[ja
         raise UserError(f"model.path={config.model.path!r} names no token that ends an answer (eos_token_id)")
     if len(policy.eos_ids) > 1:
         log.info("answers end with %r", tokenizer.convert_ids_to_tokens(end))
-    answers, known = dict[str, Answers](), data.Known()
+    answers, known = dict[str, AnsweredProblems](), data.Known()
     for name in reversed(PARTS):
         if (given := getattr(config.data, name)) is None:
             continue

@@ -14,7 +14,7 @@ from grpojax.extensions.supervised import supervised_update
 from grpojax.extensions.supervised.answered import (
     Answered,
     AnsweredConfig,
-    Answers,
+    AnsweredProblems,
     load_answered,
     read_answer,
     read_pair,
@@ -55,7 +55,7 @@ class Shapes:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Completions:
+class CompletionLoss:
     """Completions, learned by cross-entropy (`grpojax.extensions.supervised.finetune_recipe.SFTTrainConfig`)."""
 
     group: int
@@ -65,7 +65,7 @@ class Completions:
 
     def answers(
         self, given: Any, tokenize: data.Tokenize, config: AnsweredConfig, end: int, known: data.Known
-    ) -> Answers:
+    ) -> AnsweredProblems:
         """Reads the data; ``end`` is the token that ends an answer, ``known`` what held-out parts have."""
         return load_answered(given, tokenize, config, read_answer, end=end, group=self.group, known=known)
 
@@ -103,7 +103,7 @@ class Preferences:
 
     def answers(
         self, given: Any, tokenize: data.Tokenize, config: AnsweredConfig, end: int, known: data.Known
-    ) -> Answers:
+    ) -> AnsweredProblems:
         """Reads the data; ``end`` is the token that ends an answer, ``known`` what held-out parts have."""
         return load_answered(given, tokenize, config, read_pair, end=end, known=known)
 
@@ -131,13 +131,13 @@ class Preferences:
         return {"eval/loss": float(np.mean(np.asarray(loss))), **means}
 
 
-Teaching = Completions | Preferences
+Teaching = CompletionLoss | Preferences
 
 
 def teaching_of(config: SFTConfig | DPOConfig) -> Teaching:
     """The kind of training that a recipe is for."""
     if isinstance(config, SFTConfig):
-        return Completions(group=config.train.group, aggregate=config.train.aggregate)
+        return CompletionLoss(group=config.train.group, aggregate=config.train.aggregate)
     return Preferences(beta=config.train.beta)
 
 

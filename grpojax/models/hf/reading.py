@@ -24,7 +24,7 @@ from grpojax.models.hf.folder import model_folder
 from grpojax.models.hf.tokenizer import fit_tokenizer
 from grpojax.models.hf.weights import (
     OnDisk,
-    Part,
+    TensorPart,
     check_weights,
     file_dtype,
     names_of,
@@ -103,7 +103,7 @@ def _read(
     with contextlib.ExitStack() as stack:
         opened = functools.cache(lambda file: stack.enter_context(open_file(file)))
         for at, name in names.items():
-            _fill(parts, at, Part(found[name], opened), weight)
+            _fill(parts, at, TensorPart(found[name], opened), weight)
         if sharding is None:
             array = jax.device_put(parts[bounds[0]])
         else:
@@ -118,7 +118,7 @@ def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
     return tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
 
 
-def _fill(parts: Mapping[Bounds, np.ndarray], at: tuple[int, ...], tensor: Part, weight: Weight) -> None:
+def _fill(parts: Mapping[Bounds, np.ndarray], at: tuple[int, ...], tensor: TensorPart, weight: Weight) -> None:
     """The parts of one layer, each from start to stop of each of our axes, out of its tensor on disk."""
     for bounds, part in parts.items():
         lead, within = bounds[: weight.lead], bounds[weight.lead :]

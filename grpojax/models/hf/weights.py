@@ -202,7 +202,7 @@ _FOUR_BITS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _FOUR_BITS = np.concatenate([_FOUR_BITS, -_FOUR_BITS])
 
 
-class Part:
+class TensorPart:
     """The numbers of a tensor, read by slices as those of a tensor of its own. One that is not finite is a `UserError`.
 
     Args:

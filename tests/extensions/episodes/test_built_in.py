@@ -110,7 +110,7 @@ def test_reasoning_gym_by_name(start):
 def test_the_schema_of_a_tool():
     """Golden: what the chat template gets."""
     probe = worker.probe(
-        worker.Made("grpojax.extensions.problems.frozen_lake:FrozenLake", {}, ("environment_classes:double",))
+        worker.InstanceRecipe("grpojax.extensions.problems.frozen_lake:FrozenLake", {}, ("environment_classes:double",))
     )
     assert probe.schemas == (
         {

@@ -260,7 +260,7 @@ def test_what_a_worker_loses_is_done_again_a_few_times(start, monkeypatch, times
     workers.open({(1, 0): {"start": 3}})
     monkeypatch.setattr(instances, "IMPORT_TIMEOUT_S", 0)
     monkeypatch.setattr(pool, "GRACE", -19.5)  # seconds after the limit
-    submit, lost = pool.Workers.submit, []
+    submit, lost = pool.WorkerPool.submit, []
 
     def losing(self, function, *args, **kwargs):
         if function is worker.play and len(lost) < times:
@@ -268,7 +268,7 @@ def test_what_a_worker_loses_is_done_again_a_few_times(start, monkeypatch, times
             return Future()
         return submit(self, function, *args, **kwargs)
 
-    monkeypatch.setattr(pool.Workers, "submit", losing)
+    monkeypatch.setattr(pool.WorkerPool, "submit", losing)
     workers.play({(1, 0): call("add", a=4)})
     reply = all_replies(workers, 1)[1, 0]
     assert (reply.invalid, [m["content"] for m in reply.messages]) == ((None, ["7"]) if times == 1 else ("broken", []))
@@ -407,7 +407,7 @@ def test_a_first_instance_that_never_comes_is_said_and_ends_the_run(start, monke
         start("SlowAtFirst", options={"pause": 1000})
     assert "waiting for environment environment_classes:SlowAtFirst" in caplog.text
     caplog.clear()
-    monkeypatch.setattr(instances.Workers, "_probe_all", lambda self: {None: worker.Probe("")})
+    monkeypatch.setattr(instances.Workers, "_probe_all", lambda self: {None: worker.EnvironmentProbe("")})
     monkeypatch.setattr(pool, "GRACE", -10.0)  # seconds after the limit
     monkeypatch.setattr(pool, "START_S", 0.1)
     workers = start("SlowAtFirst", seconds=10, options={"pause": 1000})

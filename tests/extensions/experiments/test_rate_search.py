@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpojax.extensions.experiments import rate_search, sweep, sweeps
-from grpojax.extensions.experiments.jobs import Outcome
+from grpojax.extensions.experiments.jobs import JobsOutcome
 from grpojax.extensions.experiments.sweeps import Failure, Rate
 
 QUICKSTART = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
@@ -39,7 +39,7 @@ class FakeQueue:
 
     def run(self, jobs):
         if self.stops:
-            return Outcome(stopped=True)
+            return JobsOutcome(stopped=True)
         for one in jobs:
             self.ran.append(one)
             one.directory.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ class FakeQueue:
             lines = [{"step": 2, "eval/reward": value}] if value != "nothing" else []
             (one.directory / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
         failed = {j.name: Failure(status=1, step=2, lines=("all is lost",)) for j in jobs if j.name in self.fails}
-        return Outcome(done=[one for one in jobs if one.name not in failed], failed=failed)
+        return JobsOutcome(done=[one for one in jobs if one.name not in failed], failed=failed)
 
     def rates(self, kind, name):
         """The rates that runs of a kind and a method were made with, in order."""

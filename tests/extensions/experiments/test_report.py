@@ -424,7 +424,7 @@ def sweep_of_two(folder, margin=None, seeds=(0, 1, 2)):
     compared["negative_advantage"] = dataclasses.replace(
         compared["negative_advantage"], control="negative_advantage-c=0.0", baseline="grpo"
     )
-    record = sweeps.Record(
+    record = sweeps.SweepRecord(
         methods=compared, seeds=seeds, rates=(1e-4, 3e-4, 1e-3), margin=margin,
         runs={label: {seed: f"{label}_{seed}" for seed in seeds} for label in methods},
     )  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 from grpojax.cli import main as cli
 from grpojax.extensions.experiments import jobs as jobs_module
 from grpojax.extensions.experiments import rate_search, sweep
-from grpojax.extensions.experiments.jobs import Job, Outcome, Queue
+from grpojax.extensions.experiments.jobs import Job, JobsOutcome, Queue
 from grpojax.extensions.experiments.sweeps import Failure
 from grpojax.host.errors import UserError
 from grpojax.run import recipe
@@ -45,7 +45,7 @@ def starts(one):
 def test_runs_are_made_once_and_in_order(tmp_path, said):
     a, b = job(tmp_path, "a"), job(tmp_path, "b")
     outcome = Queue(tmp_path, os.environ).run([a, b])
-    assert outcome == Outcome(done=[a, b]) and "b: done in" in said() and "(2/2, left 0m00s)" in said()
+    assert outcome == JobsOutcome(done=[a, b]) and "b: done in" in said() and "(2/2, left 0m00s)" in said()
     assert float(starts(a)[1][0]) < float(starts(b)[0][0])  # one after the other
     assert Queue(tmp_path, os.environ).run([a, b, job(tmp_path, "c")]).done[:2] == [a, b]
     assert len(starts(a)) == 2 and "2 of 3 runs are done already" in said()
@@ -121,7 +121,7 @@ def test_a_run_that_is_told_to_stop_by_itself_stops_the_sweep(tmp_path, said):
     """As by a cloud's notice: it has not failed, and what would be started next would be stopped as well."""
     a, b, c = job(tmp_path, "a", how="preempted"), job(tmp_path, "b", how="wait"), job(tmp_path, "c")
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-    assert Queue(tmp_path, environment, ["0", "1"]).run([a, b, c]) == Outcome(stopped=True)
+    assert Queue(tmp_path, environment, ["0", "1"]).run([a, b, c]) == JobsOutcome(stopped=True)
     assert "a: stopped at step 1" in said() and not c.directory.exists()
     again = Queue(tmp_path, os.environ).run([a, job(tmp_path, "b"), c])
     assert len(again.done) == 3 and not again.stopped
@@ -140,7 +140,7 @@ def test_an_interrupt_while_a_process_is_made_reaches_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(jobs_module.subprocess, "Popen", popen)
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-    assert Queue(tmp_path, environment, ["0", "1"]).run([a, b]) == Outcome(stopped=True)
+    assert Queue(tmp_path, environment, ["0", "1"]).run([a, b]) == JobsOutcome(stopped=True)
     assert starts(a)[-1][1] == "end" and not b.directory.exists()  # the other device stays free
 
 
@@ -453,7 +453,7 @@ def test_mistakes_of_the_command_line(arguments, message, tmp_path, capsys):
 def test_what_failed_is_told(tmp_path, capsys, monkeypatch):
     left_out = Failure(status=None, step=0, lines=("no learning rate gave a held-out reward",))
     failed = {"grpo": left_out, "grpo_1": Failure(status=1, step=3, lines=("all is lost",))}
-    monkeypatch.setattr(rate_search, "run", lambda *_: Outcome(failed=failed))
+    monkeypatch.setattr(rate_search, "run", lambda *_: JobsOutcome(failed=failed))
     assert cli.main(["sweep", QUICKSTART, "--variants", "grpo", "--to", str(tmp_path)]) == 1
     assert capsys.readouterr().out == (
         "grpo: no learning rate gave a held-out reward\ngrpo_1 failed; the same command tries it again\n"

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from grpojax.extensions.experiments import sweeps
-from grpojax.extensions.experiments.sweeps import Chosen, Compared, Failure, Rate, Record
+from grpojax.extensions.experiments.sweeps import Chosen, Compared, Failure, Rate, SweepRecord
 from grpojax.host.errors import UserError
 
 LOST = Failure(status=-9, step=4, lines=("first", "last"))
-RECORD = Record(
+RECORD = SweepRecord(
     methods={
         "dapo-clip_high=0.3": Compared(variant={"name": "dapo", "clip_high": 0.3}, control="c", baseline="grpo"),
         "c": Compared(variant="c", baseline="grpo"),

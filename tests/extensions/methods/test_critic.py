@@ -11,7 +11,7 @@ from runs import numbers, start, train_apart
 
 from grpojax.cli import main as cli
 from grpojax.extensions.methods import critic_model as models
-from grpojax.extensions.methods.critic import Critic
+from grpojax.extensions.methods.critic import LearnedCritic
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import learn
@@ -73,7 +73,7 @@ def test_it_is_saved_exported_and_shown(warmed, recipe, tmp_path, capsys):
         np.testing.assert_array_equal, weights(again.state.networks["critic"].params), states[2]["critic"].params
     )
     again.close()
-    (critic,) = (part for part in again.parts if isinstance(part, Critic))
+    (critic,) = (part for part in again.parts if isinstance(part, LearnedCritic))
     assert models.read_head(folder, critic.model.config).any()
 
     _, samples = read_samples(directory)

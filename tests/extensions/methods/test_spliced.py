@@ -9,7 +9,7 @@ import tiny_hf
 from hf_compare import their
 from runs import draw, numbers, opened
 
-from grpojax.extensions.methods.true_answers import Answers, TrueAnswers, _Found, room, splice
+from grpojax.extensions.methods.true_answers import SplicedAnswers, TrueAnswers, _Found, room, splice
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import learn
@@ -214,7 +214,7 @@ def test_a_cut_sample_that_weighs_nothing_stays_as_it_was_drawn():
         lengths=np.full((1, 2), 4, np.int32), stopped=np.array([[True, False]]),
     )  # fmt: skip
     size = room(4)
-    answers = Answers(
+    answers = SplicedAnswers(
         tokens=np.full((1, 2, size), 7, np.int32), lengths=np.full((1, 2), 3, np.int32),
         mask=np.ones((1, 2, size), bool), markers=np.ones((1, 2), np.int32), stopped=np.ones((1, 2), bool),
     )  # fmt: skip

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from grpojax.extensions.plan import plan_run
-from grpojax.extensions.plan.plan_calls import Call, a_step
+from grpojax.extensions.plan.plan_calls import PlannedCall, a_step
 from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.run import recipe as recipes
 
@@ -47,7 +47,7 @@ def test_what_a_step_runs_is_what_its_variant_needs(recipe, tmp_path, more, expe
 def of_a_step(**programs):
     """What `grpojax.extensions.plan.plan_calls.a_step` says of programs: ``name=(phase, times)``."""
     return {
-        name.replace("_", " "): Call(program=None, args=(), phase=phase, times=times)
+        name.replace("_", " "): PlannedCall(program=None, args=(), phase=phase, times=times)
         for name, (phase, times) in programs.items()
     }
 

@@ -19,7 +19,7 @@ from grpojax.cli import main as cli
 from grpojax.extensions.plan import plan_chips, plan_compile, plan_report, planner
 from grpojax.extensions.plan.cli import plan
 from grpojax.extensions.plan.hlo import Traffic
-from grpojax.extensions.plan.plan_calls import Call, calls_of, of_other
+from grpojax.extensions.plan.plan_calls import PlannedCall, calls_of, of_other
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, dispatch, flops
@@ -447,7 +447,7 @@ def test_a_program_that_does_not_fit_is_reported():
     v5e, run = [types.SimpleNamespace(device_kind="TPU v5 lite")], {"weights": 2 * GIB, "optimiser": 4 * GIB}
 
     def compile_it(message):
-        call = Call(program=Refused(message), args=())
+        call = PlannedCall(program=Refused(message), args=())
         return plan_compile.compile_program("update", call, run=run, compute_s=1.0, devices=v5e)
 
     report = compile_it(message)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from grpojax.cli.engine import Engine
 from grpojax.extensions.serve import openai_api
-from grpojax.extensions.serve.batcher import Batcher, Completion, Request, rows_of
+from grpojax.extensions.serve.batcher import Batcher, DrawnCompletion, Request, rows_of
 from grpojax.extensions.serve.openai_api import Api, Refused
 from grpojax.models import hf
 from grpojax.types import Rollout
@@ -392,7 +392,7 @@ def test_completions_do_not_depend_on_the_batch():
     many = [batcher.submit(r) for r in (Request(ids=ids[:2], max_tokens=9), seeded, Request(ids=ids, max_tokens=16))]
     (_,), (again,), (other,) = (f.result() for f in many)
     batcher.close()
-    assert isinstance(again, Completion) and again.tokens == single.tokens != other.tokens
+    assert isinstance(again, DrawnCompletion) and again.tokens == single.tokens != other.tokens
     np.testing.assert_allclose(again.logps, single.logps, atol=1e-5)
 
 

@@ -232,7 +232,7 @@ def test_the_held_out_loss_is_that_of_its_answers_one_by_one(recipes, unbroken, 
     assert len(logps) == 18 and len(logps) % 8  # prompts
     before = numbers(unbroken / "sft")[0]
     assert before["eval/loss"] == pytest.approx(-logps.sum() / lengths.sum(), rel=1e-6)
-    kind = teaching.Completions(group=3, aggregate="sequence_mean")
+    kind = teaching.CompletionLoss(group=3, aggregate="sequence_mean")
     each = [-logps[i] / lengths[i] for i in np.ndindex(logps.shape) if lengths[i]]
     values = kind.held_out(logps, lengths, np.zeros_like(logps))
     assert values["eval/loss"] == pytest.approx(np.mean(each)) != values["eval/nll"]
