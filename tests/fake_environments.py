@@ -8,12 +8,12 @@ import zlib
 import numpy as np
 
 from grpojax.extensions.episodes.calls import Call
-from grpojax.extensions.episodes.types import Reply
+from grpojax.extensions.episodes.environment_types import Reply
 
 
 class Fake:
-    """`grpojax.extensions.episodes.types.Environments`. Two turns of three call a tool. One of nine calls fails, and
-    half of these are malformed.
+    """`grpojax.extensions.episodes.environment_types.Environments`. Two turns of three call a tool. One of nine calls
+    fails, and half of these are malformed.
 
     Args:
       late: seed of how long each answer takes: it comes in the first, second or third call of `replies`. None for at

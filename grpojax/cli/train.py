@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = recipe.load(args.config, args.overrides)
     from grpojax import train
-    from grpojax.run.report import check_learned, report
+    from grpojax.run.closing_report import check_learned, report
 
     opened = train.open_run(config, take_over=args.take_over)
     if not train.train(opened):

@@ -8,16 +8,16 @@ Everything is float32; masks come before ``exp``. This package imports jax only.
 from grpojax.losses.corrections import Importance, ImportanceLevel, importance_correction, off_policy_mask
 from grpojax.losses.covariance_masks import clip_cov, covariance, covariance_mask, kl_cov, kl_cov_penalty
 from grpojax.losses.divergence import KLKind, KLPlace, kl
-from grpojax.losses.entropy import adapt_entropy_coef
+from grpojax.losses.entropy_bonus import adapt_entropy_coef
 from grpojax.losses.llds import Gate, displacement, displacement_weights
 from grpojax.losses.objective import Covariance, Objective, RatioDenominator
-from grpojax.losses.policy import policy_loss
+from grpojax.losses.policy_terms import policy_loss
 from grpojax.losses.ratios import Ratio, log_difference, log_ratio
 from grpojax.losses.supervised import dpo_loss, sft_loss
 from grpojax.losses.surrogates import cispo, clipped, geometric, reinforce, soft_adaptive, unclipped, vespo
+from grpojax.losses.token_weights import Aggregation, loss_weights
 from grpojax.losses.trust_regions import dppo_kl, dppo_tv
 from grpojax.losses.value import value_loss
-from grpojax.losses.weights import Aggregation, loss_weights
 
 __all__ = [
     "Aggregation",

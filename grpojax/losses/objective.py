@@ -11,7 +11,7 @@ from grpojax.losses.divergence import KLKind, KLPlace
 from grpojax.losses.llds import Gate
 from grpojax.losses.ratios import Ratio
 from grpojax.losses.surrogates import check_surrogate, clipped, geometric, name_of, unclipped
-from grpojax.losses.weights import NO_CONSTANT, Aggregation
+from grpojax.losses.token_weights import NO_CONSTANT, Aggregation
 
 RatioDenominator = Literal["trainer", "sampler"]
 Covariance = Literal["none", "clip", "kl"]

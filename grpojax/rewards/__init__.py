@@ -13,7 +13,7 @@ token end is the number of tokens up to the step's end, in rising order. Variant
 
 from grpojax.rewards.answers import MARKERS, check_answer, extract_answer, normal_form
 from grpojax.rewards.builtin import REWARDS
-from grpojax.rewards.config import RewardConfig, RewardsConfig
+from grpojax.rewards.reward_config import RewardConfig, RewardsConfig
 from grpojax.rewards.scoring import PendingScores, Rewards, RewardScores
 from grpojax.rewards.steps import split_steps
 

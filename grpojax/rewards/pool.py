@@ -1,7 +1,8 @@
 """Worker processes that may be killed: a hard time limit for each job, a memory limit for each process.
 
 They come from a fork server, a fresh process that never saw jax: nothing is forked after jax has started. The limits
-are settings of `grpojax.rewards.config`; `grpojax.rewards.scoring` says what becomes of a sample whose reward is late.
+are settings (`grpojax.rewards.reward_config`); `grpojax.rewards.scoring` says what becomes of a sample whose reward is
+late.
 """
 
 import contextlib

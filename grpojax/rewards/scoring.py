@@ -13,7 +13,7 @@ import numpy as np
 from grpojax.host import console
 from grpojax.host.errors import UserError
 from grpojax.rewards import answers, builtin, pool, sandbox, worker
-from grpojax.rewards.config import RewardConfig, RewardsConfig
+from grpojax.rewards.reward_config import RewardConfig, RewardsConfig
 from grpojax.rewards.worker import REASONS, RewardOutcome, Samples, happened
 
 log = logging.getLogger("grpojax")

@@ -175,8 +175,9 @@ def published(
         `Variant`.
       control: the result of `control`: the options that switch the variant's one mechanism off, or ``{"name": "grpo"}``
         if another variant is the same without that mechanism.
-      surrogate, objective: fields of `losses.Objective`. The surrogate may be a `SurrogateChoice`, or a function of your
-        own, which has no options. ``aggregate="constant"`` without a constant makes that an option that must be given.
+      surrogate, objective: fields of `losses.Objective`. The surrogate may be a `SurrogateChoice`, or a function of
+        your own, which has no options. With ``aggregate="constant"`` and no constant, that is an option that must be
+        given.
 
     Raises:
       ValueError: there is a variant of that name in another module, the surrogate is none, or ``control`` names an

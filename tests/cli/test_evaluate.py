@@ -20,7 +20,7 @@ from grpojax.records import metrics as tracking
 from grpojax.records.evaluations import read
 from grpojax.run import control, held_out
 from grpojax.run import recipe as config
-from grpojax.run.report import report
+from grpojax.run.closing_report import report
 from grpojax.train import open_run, train
 
 DATA = "builtin:arithmetic/test.jsonl"

@@ -8,7 +8,7 @@ from guide_pages import LINES, PAGES, PYTHON, README, ROOT, YAML, documented, ge
 
 from grpojax import rewards, variants
 from grpojax.host import other_trainers
-from grpojax.rewards.config import named_functions
+from grpojax.rewards.reward_config import named_functions
 from grpojax.run import alarms, exclusions, step_metrics
 from grpojax.run import recipe as config
 

@@ -101,7 +101,7 @@ def test_functions_are_named_before_their_code_runs(tmp_path, monkeypatch, caplo
     monkeypatch.syspath_prepend(tmp_path)
     started = pool.WorkerPool
     seen = []
-    monkeypatch.setattr(pool, "Workers", lambda **kw: seen.append(caplog.text) or started(**kw))
+    monkeypatch.setattr(pool, "WorkerPool", lambda **kw: seen.append(caplog.text) or started(**kw))
     with (
         caplog.at_level("INFO", "grpojax"),
         pytest.raises(UserError, match="cannot be imported: SystemExit: ran"),

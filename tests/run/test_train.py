@@ -20,7 +20,7 @@ from grpojax.records import metrics as tracking
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.records.samples import read_samples, samples_path
 from grpojax.run import recipe as config
-from grpojax.run.report import check_learned
+from grpojax.run.closing_report import check_learned
 from grpojax.train import train
 
 # How many times the run is killed; the README says what 200 gave.

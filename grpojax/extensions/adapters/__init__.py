@@ -3,7 +3,7 @@
 from grpojax.extension import Names
 
 NAMES = Names(
-    sections={"model.adapter": "grpojax.extensions.adapters.config:AdapterConfig"},
+    sections={"model.adapter": "grpojax.extensions.adapters.adapter_config:AdapterConfig"},
     settings={"model.adapter": "grpojax.extensions.adapters.low_rank:LowRank"},
     exclusions="grpojax.extensions.adapters.exclusions:TABLE",
 )

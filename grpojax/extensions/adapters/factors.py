@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from grpojax.device import Program, places
-from grpojax.extensions.adapters.config import LINEAR, AdapterConfig
+from grpojax.extensions.adapters.adapter_config import LINEAR, AdapterConfig
 from grpojax.host.errors import UserError
 from grpojax.models import matrix
 from grpojax.models.compute import Compute

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from grpojax.device import Device
 from grpojax.extensions.adapters import factors, peft
-from grpojax.extensions.adapters.config import AdapterConfig
+from grpojax.extensions.adapters.adapter_config import AdapterConfig
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import WeightTable

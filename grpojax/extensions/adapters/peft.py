@@ -13,7 +13,7 @@ import safetensors.numpy
 from etils import epath
 
 from grpojax.device import Device, Real
-from grpojax.extensions.adapters.config import LINEAR, AdapterConfig, Target
+from grpojax.extensions.adapters.adapter_config import LINEAR, AdapterConfig, Target
 from grpojax.extensions.adapters.factors import FACTORS, abstract
 from grpojax.host import files, processes
 from grpojax.host.errors import UserError

@@ -3,7 +3,7 @@
 from grpojax.extension import Names
 
 NAMES = Names(
-    sections={"environment": "grpojax.extensions.episodes.config:EnvironmentConfig"},
-    settings={"environment": "grpojax.extensions.episodes.source:OfSeveralTurns"},
+    sections={"environment": "grpojax.extensions.episodes.environment_config:EnvironmentConfig"},
+    settings={"environment": "grpojax.extensions.episodes.episode_source:OfSeveralTurns"},
     exclusions="grpojax.extensions.episodes.exclusions:TABLE",
 )

@@ -21,11 +21,11 @@ from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Literal
 
-from grpojax.extensions.episodes import calls, worker
+from grpojax.extensions.episodes import calls, environment_worker
 from grpojax.extensions.episodes.arguments import check
-from grpojax.extensions.episodes.config import EnvironmentChoice, EnvironmentConfig
-from grpojax.extensions.episodes.types import Episode, Reply
-from grpojax.extensions.episodes.worker import Asked, EnvironmentProbe, History, InstanceRecipe, PlayedTurn
+from grpojax.extensions.episodes.environment_config import EnvironmentChoice, EnvironmentConfig
+from grpojax.extensions.episodes.environment_types import Episode, Reply
+from grpojax.extensions.episodes.environment_worker import Asked, EnvironmentProbe, History, InstanceRecipe, PlayedTurn
 from grpojax.host import isolation
 from grpojax.host.errors import UserError
 from grpojax.rewards import pool, sandbox
@@ -57,7 +57,7 @@ class _Instance:
     Attributes:
       choice: name of its environment among the recipe's.
       home: number of its worker.
-      history: as `worker.History`.
+      history: as `environment_worker.History`.
       read: the calls of the turn that is played.
       asked: those of them that go to the worker.
       invalid: why it does not count; None if it does.
@@ -103,7 +103,7 @@ class _Job:
 
 
 class Workers:
-    """`grpojax.extensions.episodes.types.Environments` in worker processes.
+    """`grpojax.extensions.episodes.environment_types.Environments` in worker processes.
 
     Args:
       config: the recipe's section.
@@ -153,9 +153,9 @@ class Workers:
             timeout_s=self.config.seconds,
             memory_mb=self.config.memory,
             functions=list(dict.fromkeys(paths)),
-            preload=["grpojax.extensions.episodes.worker"],
+            preload=["grpojax.extensions.episodes.environment_worker"],
             network=self.config.network,
-            first=functools.partial(worker.prepare, list(self._made.values()), self.config.max_tool_bytes),
+            first=functools.partial(environment_worker.prepare, list(self._made.values()), self.config.max_tool_bytes),
         )
 
     def _probe_all(self) -> dict[str | None, EnvironmentProbe]:
@@ -165,13 +165,13 @@ class Workers:
             count=1,
             timeout_s=IMPORT_TIMEOUT_S,
             memory_mb=0,
-            preload=["grpojax.extensions.episodes.worker", SCHEMAS],
+            preload=["grpojax.extensions.episodes.environment_worker", SCHEMAS],
             network=self.config.network,
         )
         try:
             found = {}
             for name, made in self._made.items():
-                future = looking.submit(worker.probe, made)
+                future = looking.submit(environment_worker.probe, made)
                 if wait([future], NOTICE_S).not_done:
                     log.info("waiting for environment %s, which is imported and made", _name(made))
                 reason = pool.failure(looking.next_done([future]))
@@ -340,7 +340,7 @@ class Workers:
             if instance is not None:
                 by_home.setdefault(instance.home, []).append(episode)
         for home, closed in by_home.items():
-            self._workers[home].submit(worker.close, closed)
+            self._workers[home].submit(environment_worker.close, closed)
 
     def __enter__(self) -> "Workers":
         return self
@@ -355,17 +355,19 @@ class Workers:
         workers, episode = self._workers[instance.home], (job.episode, instance.history)
         most, seconds = self.config.max_tool_bytes, self.config.seconds
         if job.kind == "open":
-            future = workers.submit(worker.open_, *episode, most, timeout_s=seconds)
+            future = workers.submit(environment_worker.open_, *episode, most, timeout_s=seconds)
         elif job.kind == "play":
             asked, made = instance.asked, instance.history.made
-            future = workers.submit(worker.play, job.episode, made, asked, most, timeout_s=seconds * len(asked))
+            future = workers.submit(
+                environment_worker.play, job.episode, made, asked, most, timeout_s=seconds * len(asked)
+            )
         elif job.kind == "reward":
-            future = workers.submit(worker.reward, job.episode, most, timeout_s=seconds)
+            future = workers.submit(environment_worker.reward, job.episode, most, timeout_s=seconds)
         elif job.kind == "snapshot":
-            future = workers.submit(worker.snapshot, job.episode, timeout_s=seconds)
+            future = workers.submit(environment_worker.snapshot, job.episode, timeout_s=seconds)
         else:
             calls_before = sum(len(asked) for asked, _ in instance.history.turns)
-            future = workers.submit(worker.revive, *episode, most, timeout_s=seconds * (1 + calls_before))
+            future = workers.submit(environment_worker.revive, *episode, most, timeout_s=seconds * (1 + calls_before))
         self._jobs[future] = job
         self._progress = time.monotonic()
         future.add_done_callback(self._done.put)
@@ -520,7 +522,11 @@ def _reply(invalid: str | None, read: Sequence[calls.Call], played: PlayedTurn) 
     given = iter(played.answers)
     texts = [next(given).text if call.error is None else f"Error: {call.error}" for call in read]
     messages = tuple(
-        {"role": "tool", "name": worker.encodable(call.name[:200]), "content": worker.encodable(text)}
+        {
+            "role": "tool",
+            "name": environment_worker.encodable(call.name[:200]),
+            "content": environment_worker.encodable(text),
+        }
         for call, text in zip(read, texts, strict=True)
     )
     return Reply(messages=messages, done=played.done, **counts)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from grpojax.extensions.episodes.types import Episode
+from grpojax.extensions.episodes.environment_types import Episode
 from grpojax.host import files, processes
 from grpojax.host.console import log
 from grpojax.run import recorder

@@ -25,10 +25,10 @@ from grpojax.data.chat_template import template_of
 from grpojax.evaluation import EvalConfig
 from grpojax.evaluation.attempts import Drawn
 from grpojax.evaluation.summary import EpisodeRecord
-from grpojax.extensions.episodes.config import EnvironmentConfig
+from grpojax.extensions.episodes.environment_config import EnvironmentConfig
+from grpojax.extensions.episodes.environment_types import Environments, Episode, Reply
 from grpojax.extensions.episodes.episode_sampler import EpisodeSampler
 from grpojax.extensions.episodes.open_episodes import Notes
-from grpojax.extensions.episodes.types import Environments, Episode, Reply
 from grpojax.host import processes
 from grpojax.host.errors import UserError
 from grpojax.programs import packing

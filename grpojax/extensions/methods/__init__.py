@@ -9,9 +9,9 @@ from grpojax.extension import Names
 NAMES = Names(
     commands={"displacement": "grpojax.extensions.methods.cli.displacement"},
     sections={
-        "critic": "grpojax.extensions.methods.sections:CriticConfig",
-        "rollout.curriculum": "grpojax.extensions.methods.sections:CurriculumConfig",
-        "rollout.sample_allocation": "grpojax.extensions.methods.sections:AllocationConfig",
+        "critic": "grpojax.extensions.methods.method_sections:CriticConfig",
+        "rollout.curriculum": "grpojax.extensions.methods.method_sections:CurriculumConfig",
+        "rollout.sample_allocation": "grpojax.extensions.methods.method_sections:AllocationConfig",
     },
     needs={
         "critic": "grpojax.extensions.methods.critic:LearnedCritic",

@@ -12,7 +12,7 @@ import numpy as np
 from grpojax import allocation, data
 from grpojax.device import Program
 from grpojax.extensions.methods.exemplars import Exemplars
-from grpojax.extensions.methods.sections import AllocationConfig
+from grpojax.extensions.methods.method_sections import AllocationConfig
 from grpojax.host.console import log
 from grpojax.host.on_host import on_host
 from grpojax.programs.sampler import SamplerConfig

@@ -15,7 +15,7 @@ from grpojax import losses as L
 from grpojax.device import ROWS, Program, cut, quick_options
 from grpojax.extensions.methods import critic_model as models
 from grpojax.extensions.methods.critic_update import ROLE, TRUNK, CriticModel, make_critic_score
-from grpojax.extensions.methods.sections import CriticConfig
+from grpojax.extensions.methods.method_sections import CriticConfig
 from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models import hf

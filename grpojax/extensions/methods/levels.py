@@ -9,7 +9,7 @@ import grain
 import numpy as np
 
 from grpojax.data.problems import Problem, Problems
-from grpojax.extensions.methods.sections import CurriculumConfig
+from grpojax.extensions.methods.method_sections import CurriculumConfig
 from grpojax.host.errors import UserError
 from grpojax.run.batch import Batch, success_of
 from grpojax.run.parts.part import Part

@@ -17,7 +17,7 @@ NAMES = Names(
     environments={
         "calculator": "grpojax.extensions.problems.calculator:Calculator",
         "frozen_lake": "grpojax.extensions.problems.frozen_lake:FrozenLake",
-        "python": "grpojax.extensions.problems.programs:Python",
+        "python": "grpojax.extensions.problems.python_tool:Python",
         "reasoning_gym": "grpojax.extensions.problems.reasoning_gym:Attempts",
         "search": "grpojax.extensions.problems.retrieval:Search",
         "textarena": "grpojax.extensions.problems.games:TextArena",

@@ -5,7 +5,7 @@ from grpojax.extension import Names
 NAMES = Names(
     commands={"finetune": "grpojax.extensions.supervised.cli.finetune"},
     recipes={
-        "sft": "grpojax.extensions.supervised.dry:SFT",
-        "dpo": "grpojax.extensions.supervised.dry:DPO",
+        "sft": "grpojax.extensions.supervised.dry_supervised:SFT",
+        "dpo": "grpojax.extensions.supervised.dry_supervised:DPO",
     },
 )

@@ -17,10 +17,10 @@ import numpy as np
 from grpojax import data
 from grpojax import losses as L
 from grpojax.device import ROWS
-from grpojax.extensions.supervised import scoring, teaching
+from grpojax.extensions.supervised import answer_scoring, teaching
 from grpojax.extensions.supervised.answered import Answered, AnsweredProblems
 from grpojax.extensions.supervised.finetune_recipe import DPOConfig, SFTConfig
-from grpojax.extensions.supervised.programs import make_supervised_programs
+from grpojax.extensions.supervised.supervised_programs import make_supervised_programs
 from grpojax.extensions.supervised.teaching import Shapes, Teaching
 from grpojax.host import processes
 from grpojax.host.console import log
@@ -136,7 +136,7 @@ def _started(held: contextlib.ExitStack, config: SFTConfig | DPOConfig, kept: Ke
     loss = kind.objective(policy.graph, policy.compute)
     programs = make_supervised_programs(policy.shape, loss, config.optimizer, made.updates)
     setup = Setup(config=config, policy=policy, programs=programs, objective=L.Objective())
-    scorer = scoring.Scorer(policy, programs.score, made.shapes, train.batch_size)
+    scorer = answer_scoring.Scorer(policy, programs.score, made.shapes, train.batch_size)
     entries = {name: made.kept(name) for name in PARTS}
     if kind.needs_reference:
         weights = model_facts(config.resolved())["weights"]
@@ -248,7 +248,7 @@ class HeldOutAnswers:
     def __init__(
         self,
         kind: Teaching,
-        scorer: scoring.Scorer,
+        scorer: answer_scoring.Scorer,
         entries: Mapping[str, Sequence[Answered]],
         reference: Mapping[str, Samples],
         sync: Sync,

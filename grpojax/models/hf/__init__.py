@@ -2,7 +2,7 @@
 
 from grpojax.models.hf.config_json import from_hf, read_config
 from grpojax.models.hf.folder import model_folder
-from grpojax.models.hf.reading import load
+from grpojax.models.hf.loading import load
 from grpojax.models.hf.tokenizer import (
     check_ends,
     decode_all,

@@ -17,7 +17,7 @@ from plain_decoder import BASE, FAMILIES, MIXTURE, learning_batch, random_decode
 from grpojax import losses, sharding
 from grpojax.device import ROWS, Real
 from grpojax.extensions.adapters import factors as lora
-from grpojax.extensions.adapters.config import LINEAR, AdapterConfig
+from grpojax.extensions.adapters.adapter_config import LINEAR, AdapterConfig
 from grpojax.extensions.adapters.low_rank import LowRank
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, matrix

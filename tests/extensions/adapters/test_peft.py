@@ -17,7 +17,7 @@ from grpojax import models
 from grpojax.cli.targets import model_of, read_target
 from grpojax.extensions.adapters import factors as lora
 from grpojax.extensions.adapters import peft as folders
-from grpojax.extensions.adapters.config import AdapterConfig
+from grpojax.extensions.adapters.adapter_config import AdapterConfig
 from grpojax.host.errors import UserError
 from grpojax.models import hf
 from grpojax.programs import adapter, state

@@ -1,7 +1,7 @@
 import pytest
 
 from grpojax import extension
-from grpojax.extensions.episodes.config import EnvironmentConfig
+from grpojax.extensions.episodes.environment_config import EnvironmentConfig
 from grpojax.extensions.episodes.instances import Workers
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 from environment_runs import all_replies, call
 
-from grpojax.extensions.episodes import worker
+from grpojax.extensions.episodes import environment_worker
 from grpojax.host import isolation
 from grpojax.host.errors import UserError
 
@@ -109,8 +109,10 @@ def test_reasoning_gym_by_name(start):
 
 def test_the_schema_of_a_tool():
     """Golden: what the chat template gets."""
-    probe = worker.probe(
-        worker.InstanceRecipe("grpojax.extensions.problems.frozen_lake:FrozenLake", {}, ("environment_classes:double",))
+    probe = environment_worker.probe(
+        environment_worker.InstanceRecipe(
+            "grpojax.extensions.problems.frozen_lake:FrozenLake", {}, ("environment_classes:double",)
+        )
     )
     assert probe.schemas == (
         {

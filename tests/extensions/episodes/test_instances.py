@@ -8,9 +8,9 @@ from concurrent.futures import Future
 import pytest
 from environment_runs import all_replies, call
 
-from grpojax.extensions.episodes import instances, worker
-from grpojax.extensions.episodes.config import EnvironmentConfig
-from grpojax.extensions.episodes.types import Reply
+from grpojax.extensions.episodes import environment_worker, instances
+from grpojax.extensions.episodes.environment_config import EnvironmentConfig
+from grpojax.extensions.episodes.environment_types import Reply
 from grpojax.host import isolation
 from grpojax.host.errors import UserError
 from grpojax.rewards import RewardConfig, Rewards, pool
@@ -263,7 +263,7 @@ def test_what_a_worker_loses_is_done_again_a_few_times(start, monkeypatch, times
     submit, lost = pool.WorkerPool.submit, []
 
     def losing(self, function, *args, **kwargs):
-        if function is worker.play and len(lost) < times:
+        if function is environment_worker.play and len(lost) < times:
             lost.append(function)
             return Future()
         return submit(self, function, *args, **kwargs)
@@ -407,7 +407,7 @@ def test_a_first_instance_that_never_comes_is_said_and_ends_the_run(start, monke
         start("SlowAtFirst", options={"pause": 1000})
     assert "waiting for environment environment_classes:SlowAtFirst" in caplog.text
     caplog.clear()
-    monkeypatch.setattr(instances.Workers, "_probe_all", lambda self: {None: worker.EnvironmentProbe("")})
+    monkeypatch.setattr(instances.Workers, "_probe_all", lambda self: {None: environment_worker.EnvironmentProbe("")})
     monkeypatch.setattr(pool, "GRACE", -10.0)  # seconds after the limit
     monkeypatch.setattr(pool, "START_S", 0.1)
     workers = start("SlowAtFirst", seconds=10, options={"pause": 1000})

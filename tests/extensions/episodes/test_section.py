@@ -4,7 +4,7 @@ import pytest
 from tiny_run import make_run
 
 from grpojax import extension
-from grpojax.extensions.episodes.config import EnvironmentConfig
+from grpojax.extensions.episodes.environment_config import EnvironmentConfig
 from grpojax.host import settings
 from grpojax.run import recipe
 

@@ -4,7 +4,7 @@ import pytest
 from plain_decoder import FAMILIES
 
 from grpojax.extensions.methods.critic import critic_model
-from grpojax.extensions.methods.sections import CriticConfig
+from grpojax.extensions.methods.method_sections import CriticConfig
 from grpojax.host.errors import UserError
 from grpojax.models import Compute
 from grpojax.models import decoder as dec

@@ -11,7 +11,7 @@ from runs import numbers, opened, start, start_together, train_apart
 
 from grpojax import data
 from grpojax.extensions.methods.levels import Level, LevelCurriculum
-from grpojax.extensions.methods.sections import CurriculumConfig
+from grpojax.extensions.methods.method_sections import CurriculumConfig
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config

@@ -7,7 +7,7 @@ import pytest
 from runs import numbers, opened
 
 from grpojax import allocation
-from grpojax.extensions.methods.sections import AllocationConfig
+from grpojax.extensions.methods.method_sections import AllocationConfig
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import learn

@@ -11,7 +11,7 @@ from runs import numbers, opened
 
 from grpojax.data import Problem, Problems
 from grpojax.extensions.methods.allocated import sampler_of
-from grpojax.extensions.methods.sections import AllocationConfig
+from grpojax.extensions.methods.method_sections import AllocationConfig
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import learn

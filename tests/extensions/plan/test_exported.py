@@ -65,9 +65,9 @@ def calls(name, *sizes):
     """The programs of one of `RUNS` by name, with their arguments, for one GPU."""
     chips = plan_chips.Chips(sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1]), platform="gpu")
     if name in ("sft", "dpo"):
-        from grpojax.extensions.supervised import dry
+        from grpojax.extensions.supervised import dry_supervised
 
-        kind = {"sft": dry.SFT, "dpo": dry.DPO}[name]
+        kind = {"sft": dry_supervised.SFT, "dpo": dry_supervised.DPO}[name]
         sizes = ["data.max_prompt_tokens=67", "data.max_tokens=71", "train.microbatches=1"]
         config = kind.load(CONFIGS / "supervised" / f"{name}.yaml", [*MODEL, *sizes, *RUNS[name][0]])
         return of_other(kind, config, planner.policy_shape(config.model, CONFIG, chips)).calls

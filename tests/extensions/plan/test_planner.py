@@ -330,11 +330,14 @@ def test_a_teacher_is_in_the_programs_and_the_memory():
 
 
 def test_a_supervised_recipe_has_its_update_and_scores():
-    from grpojax.extensions.supervised import dry
+    from grpojax.extensions.supervised import dry_supervised
 
     folder = Path(__file__).parents[3] / "configs" / "supervised"
     more = ["train.microbatches=2", "model.path=builtin:tiny"]
-    cases = (dry.SFT, "sft", ["update"], (2, 8, 8, 48)), (dry.DPO, "dpo", ["update", "score"], (2, 8, 4, 512))
+    cases = (
+        (dry_supervised.SFT, "sft", ["update"], (2, 8, 8, 48)),
+        (dry_supervised.DPO, "dpo", ["update", "score"], (2, 8, 4, 512)),
+    )
     for kind, name, names, shape in cases:
         config = kind.load(folder / f"{name}.yaml", more)
         calls, state = of_other(kind, config, on_chips(config))
@@ -345,8 +348,8 @@ def test_a_supervised_recipe_has_its_update_and_scores():
         for call in calls.values():
             call.program.trace(*call.args)
     with pytest.raises(UserError, match="train.batch_size=16 does not divide over 8.*multiple of 24"):
-        odd = dry.SFT.load(folder / "sft.yaml", ["train.microbatches=3"])
-        of_other(dry.SFT, odd, on_chips(odd))
+        odd = dry_supervised.SFT.load(folder / "sft.yaml", ["train.microbatches=3"])
+        of_other(dry_supervised.SFT, odd, on_chips(odd))
 
 
 @pytest.mark.exhaustive("extensions/plan/test_planner.py::test_a_critic_is_in_the_programs_and_the_memory")

@@ -13,7 +13,7 @@ import pytest
 from grpojax.data.readers import SourceConfig, open_source
 from grpojax.extensions.problems import frozen_lake
 from grpojax.extensions.problems.calculator import compute
-from grpojax.extensions.problems.programs import Python
+from grpojax.extensions.problems.python_tool import Python
 from grpojax.host import isolation
 from grpojax.host.errors import UserError
 
@@ -146,7 +146,7 @@ def wait_for(condition, seconds=60):
 def test_a_program_does_not_outlive_its_worker_or_its_time(tmp_path, sent, seconds):
     (tmp_path / "file").touch()
     program = f"import fcntl, time\nfile = open({str(tmp_path / 'file')!r})\nfcntl.flock(file, 2)\ntime.sleep(300)"
-    code = f"from grpojax.extensions.problems.programs import Python; Python(seconds={seconds}).python({program!r})"
+    code = f"from grpojax.extensions.problems.python_tool import Python; Python(seconds={seconds}).python({program!r})"
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
         wait_for(lambda: locked(tmp_path / "file"))

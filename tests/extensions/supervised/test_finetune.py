@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from runs import environment, numbers
 
-from grpojax.extensions.supervised import finetune, scoring, teaching
+from grpojax.extensions.supervised import answer_scoring, finetune, teaching
 from grpojax.extensions.supervised.answered import Answered
 from grpojax.extensions.supervised.finetune_recipe import load_dpo, load_sft
 from grpojax.host import files
@@ -117,7 +117,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken_fake, tmp_path, m
 
 def test_a_reference_is_of_its_weights_and_answers(tmp_path):
     """It is read where both are the same, and scored again where one is another, or the file was not written whole."""
-    scorer, calls = scoring.Scorer(types.SimpleNamespace(params=None, adapter=None), None, None, 1), []
+    scorer, calls = answer_scoring.Scorer(types.SimpleNamespace(params=None, adapter=None), None, None, 1), []
 
     def sums(entries, params):
         calls.append(len(entries))

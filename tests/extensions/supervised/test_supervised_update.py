@@ -14,7 +14,7 @@ from plain_decoder import BASE, plain_batch, ragged_batch, random_decoder, with_
 
 from grpojax import losses, masked, models, sharding
 from grpojax.device import ROWS, Real, quick_options
-from grpojax.extensions.supervised import programs, supervised_update
+from grpojax.extensions.supervised import supervised_programs, supervised_update
 from grpojax.models import Compute
 from grpojax.models.weight_table import shardings
 from grpojax.programs import optimizer as opt
@@ -183,5 +183,5 @@ def test_update_and_scores_have_the_options_for_xla(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     compute, nothing = Compute(), lambda *given: None
     shape = PolicyShape(config=CONFIG, graph=None, compute=compute, sampling=Sampling(None, compute))
-    options, made = quick_options(), programs.make_supervised_programs(shape, nothing, SGD, 10)
+    options, made = quick_options(), supervised_programs.make_supervised_programs(shape, nothing, SGD, 10)
     assert options is not None and (made.score.options, made.update.options) == (options, options)

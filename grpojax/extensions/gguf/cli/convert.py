@@ -16,7 +16,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the folder."""
-    from grpojax.extensions.gguf.reading import convert
+    from grpojax.extensions.gguf.gguf_file import convert
 
     convert(args.model, args.to, dtype=args.dtype)
     print(f"wrote {args.to}")

@@ -12,11 +12,11 @@ import numpy as np
 from grpojax import data
 from grpojax.evaluation import submit
 from grpojax.extensions.episodes import players
-from grpojax.extensions.episodes.config import EnvironmentConfig
 from grpojax.extensions.episodes.dry_players import DryPlayers
+from grpojax.extensions.episodes.environment_config import EnvironmentConfig
+from grpojax.extensions.episodes.environment_types import Environments
 from grpojax.extensions.episodes.open_episodes import Notes
 from grpojax.extensions.episodes.players import Begun, Place, Played, Players
-from grpojax.extensions.episodes.types import Environments
 from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.run.batch import Batch

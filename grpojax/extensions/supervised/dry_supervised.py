@@ -8,9 +8,9 @@ import numpy as np
 from grpojax import losses as L
 from grpojax.device import ROWS
 from grpojax.extensions.supervised import teaching
+from grpojax.extensions.supervised.answer_scoring import Scorer
 from grpojax.extensions.supervised.finetune_recipe import DPOConfig, SFTConfig, load_dpo, load_sft
-from grpojax.extensions.supervised.programs import make_supervised_programs
-from grpojax.extensions.supervised.scoring import Scorer
+from grpojax.extensions.supervised.supervised_programs import make_supervised_programs
 from grpojax.programs import policy_state
 from grpojax.programs.policy import DryPolicy, PolicyShape
 from grpojax.programs.state import abstract_state

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from grpojax.extensions.episodes.types import Episode
+from grpojax.extensions.episodes.environment_types import Episode
 from grpojax.host import console
 from grpojax.rewards import sandbox
 

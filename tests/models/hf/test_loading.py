@@ -16,7 +16,7 @@ from hf_compare import assert_same_torch, assert_same_weights, leaves, our_logps
 
 from grpojax import models
 from grpojax.host.errors import UserError
-from grpojax.models.hf import reading
+from grpojax.models.hf import loading
 from grpojax.models.weight_table import axes_of
 from grpojax.sharding import MeshConfig, make_mesh, named
 
@@ -55,13 +55,13 @@ def test_a_model_on_a_mesh_scores_as_transformers_does(tmp_path, mesh, name):
 
 def test_devices_that_hold_a_part_together_read_it_once(tmp_path, mesh, monkeypatch):
     tiny_hf.save(tmp_path / "in")
-    read, fill = [], reading._fill
+    read, fill = [], loading._fill
 
     def note(parts, at, tensor, weight):
         read.append((weight.name, at, list(parts)))
         fill(parts, at, tensor, weight)
 
-    monkeypatch.setattr(reading, "_fill", note)
+    monkeypatch.setattr(loading, "_fill", note)
     models.load(tmp_path / "in", mesh=mesh)
     assert all(len(parts) == len(set(parts)) for _, _, parts in read)
     query = [(at, sorted(parts)) for name, at, parts in read if name.endswith("q_proj.weight")]

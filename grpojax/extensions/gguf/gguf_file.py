@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from grpojax.extensions.gguf.tokenizer import special_ids, tokenizer_of
+from grpojax.extensions.gguf.gguf_tokenizer import special_ids, tokenizer_of
 from grpojax.host.errors import UserError
 from grpojax.models import decoder
 from grpojax.models.decoder_config import DecoderConfig, Llama3Scaling

@@ -12,7 +12,7 @@ import transformers
 from hf_compare import assert_same_torch, our_logps, their, their_logps
 
 from grpojax import models
-from grpojax.extensions.gguf.reading import convert
+from grpojax.extensions.gguf.gguf_file import convert
 from grpojax.host import console
 from grpojax.host.errors import UserError
 from grpojax.models import hf
@@ -121,9 +121,9 @@ def test_a_file_that_does_not_say_how_it_splits_is_told(tmp_path, monkeypatch):
     ("gpt-2", "it's 12, ok", ["it", "'s", " 12", ",", " ok"]),
 ])  # fmt: skip
 def test_pieces_before_the_merges(pre, text, pieces):
-    from grpojax.extensions.gguf import tokenizer
+    from grpojax.extensions.gguf import gguf_tokenizer
 
-    step = tokenizer._splitting(tokenizer.PRE_TOKENIZERS[pre])
+    step = gguf_tokenizer._splitting(gguf_tokenizer.PRE_TOKENIZERS[pre])
     assert [text[a:b] for _, (a, b) in step.pre_tokenize_str(text)] == pieces
 
 
