@@ -232,8 +232,8 @@ class DecodeConstants:
       compute: how to run the decoder.
       ring: layout of the slots' caches.
       model: the decoder, used for its embeddings and its last norm.
-      blocks: weights of the decoder's layers by name, stacked, or as a list of layers (`kv_cache.unrolls`, or if the
-        decoder has delta nets); transposed on a CPU.
+      blocks: weights of the decoder's layers by name, stacked, or as a list of layers (`kv_cache.Cache.listed`, or
+        if the decoder has delta nets); transposed on a CPU.
       eos: ``[n]`` int32, tokens that end a sample.
       prompt_kv: keys and values of the prompts. Each layer that attends has ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``;
         the layers are stacked or a list.
@@ -258,6 +258,11 @@ class DecodeConstants:
     limits: Samples | None = None
 
     @property
+    def cache(self) -> kv_cache.Cache:
+        """The platform's."""
+        return kv_cache.of(self.compute)
+
+    @property
     def cache_dtype(self) -> jnp.dtype:
         """The dtype that keys and values are stored in."""
         return kv_cache.dtype_of(self.config.cache_dtype, self.compute)
@@ -269,7 +274,7 @@ def prefill(
     """Runs each prompt once and draws the first token of each of its samples. The returned rollout has these tokens."""
     if config.router_replay and not model.config.mixture:
         raise UserError("router_replay=true: the model has no experts to choose; set it to false")
-    n_prompts, unroll = len(prompts.lengths), kv_cache.unrolls(compute) or not model.config.uniform
+    n_prompts, unroll = len(prompts.lengths), kv_cache.of(compute).listed or not model.config.uniform
     dtype, eos = kv_cache.dtype_of(config.cache_dtype, compute), jnp.asarray(eos_ids, jnp.int32)
 
     def stored(x, axes):
@@ -356,7 +361,7 @@ def _blocks(stacked: dict[str, Any], config: DecoderConfig, compute: Compute) ->
         listed = {name: kv_cache.per_layer(w, True) for name, w in stacked.items()}
         layers = delta_net.by_layer(listed, config.kinds)
     else:
-        layers = kv_cache.per_layer(stacked, kv_cache.unrolls(compute))
+        layers = kv_cache.per_layer(stacked, kv_cache.of(compute).listed)
     if kv_cache.platform(compute) != "cpu" or compute.mesh is not None:
         return layers
 
@@ -402,7 +407,7 @@ class DecodeState:
       longest: [] int32, length of the longest sample that needs another token. It is at least 1 while any sample still
         waits for a slot, and 0 when nothing is left to draw.
       slots: one row for each prompt; data-parallel shards divide the rows.
-      keys, values: the slots' caches (`kv_cache.empty`).
+      keys, values: the slots' caches (`kv_cache.Cache.empty`).
       delta: the slots' states for each delta net, ``[P, S, ...]``.
       out: the rollout so far.
     """
@@ -429,8 +434,9 @@ def _all_waiting(constants: DecodeConstants, out: Rollout) -> DecodeState:
         key=jnp.broadcast_to(known.keys[:1, :1], nothing.shape),
         active=nothing > 0,
     )
-    cache = constants.model.config, n_prompts, slots, constants.ring, constants.cache_dtype, constants.compute
-    keys, values = kv_cache.empty(*cache)
+    keys, values = constants.cache.empty(
+        constants.model.config, n_prompts, slots, constants.ring, constants.cache_dtype
+    )
     longest, delta = _longest(constants, free), delta_net.in_slots(constants.prompt_delta, slots, constants.compute)
     return DecodeState(step=jnp.int32(0), longest=longest, slots=free, keys=keys, values=values, delta=delta, out=out)
 
@@ -444,7 +450,7 @@ def decode(constants: DecodeConstants, state: DecodeState) -> DecodeState:
 def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
     """Fills the free slots, then draws the next token of every slot."""
     config, compute, model, known = constants.config, constants.compute, constants.model, constants.known
-    c, dtype = model.config, constants.cache_dtype
+    c, dtype, cache = model.config, constants.cache_dtype, constants.cache
     slots = _per_shard(_refill, compute.mesh)(known, s.slots)
 
     ring, position = constants.ring, s.step % constants.ring.size
@@ -470,7 +476,7 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
         def attend(q, k, v, logits):
             cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
             grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
-            o = kv_cache.decode_attention(grouped, cached, prompt, prompt_mask, within(kind), compute, logits)
+            o = cache.attend(grouped, cached, prompt, prompt_mask, within(kind), logits)
             return o.astype(x.dtype), None
 
         x, _ = one.forward(x, tables_of_layer(tables, kind), attend)
@@ -499,12 +505,12 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
     else:
         kinds = kinds_of_layers(c)
         layers = constants.blocks, constants.prompt_kv, kinds
-        if kv_cache.unrolls(compute):
+        if cache.listed:
             of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
             layers = list(zip(constants.blocks, constants.prompt_kv, of_layer, strict=True))
     writes = None if constants.limits is None else slots.active
-    put = kv_cache.one_token(position, compute, writes)
-    x, (keys, values), chosen = kv_cache.over_layers(body, x, layers, (s.keys, s.values), put, compute)
+    caches, put = (s.keys, s.values), cache.one_token(position, writes)
+    x, (keys, values), chosen = kv_cache.over_layers(body, x, layers, caches, put, listed=cache.listed)
 
     with jax.named_scope("draw"):
         x = final_norm(x, model.norm[...], c)
@@ -595,9 +601,9 @@ def _going_on(constants: DecodeConstants, prompts: Prompts, partial: Rollout, ou
 
     out = jax.tree.map(older, partial, out)
     rows, slots = out.lengths.shape
-    caches = kv_cache.empty(constants.model.config, rows, slots, ring, dtype, compute)
+    caches = constants.cache.empty(constants.model.config, rows, slots, ring, dtype)
     read, states = _read_partial(constants.model, prompts, partial, constants.left or 0, compute)
-    caches = kv_cache.insert(read, caches, slots, ring, dtype, compute)
+    caches = constants.cache.insert(read, caches, slots, ring, dtype)
     delta = delta_net.in_slots(constants.prompt_delta, slots, compute)
     delta = delta_net.inserted(delta, states, read.slots, read.used, compute)
     return in_own_slots(constants, caches, out, unfinished(out), delta)

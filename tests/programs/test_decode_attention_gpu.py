@@ -64,7 +64,7 @@ def attended(given, mesh=None, logits=None):
     q, caches, prompt, prompt_mask, seen = given
     cached = kv_cache.Cached(*((x,) for x in caches))
     compute = Compute(platform="gpu", mesh=mesh)
-    attend = jax.jit(lambda q, *x: kv_cache.decode_attention(q, *x, prompt_mask, seen, compute, logits))
+    attend = jax.jit(lambda q, *x: kv_cache.of(compute).attend(q, *x, prompt_mask, seen, logits))
     return attend(q, cached, prompt)
 
 
@@ -108,7 +108,7 @@ def test_in_16_bits_it_is_as_near_as_what_xla_makes():
     want = by_hand(*given)
     keys, values, *plain = (jnp.nan_to_num(x) for x in (*caches, *prompt))
     cached = kv_cache.Cached([keys.swapaxes(-1, -2)], [values])
-    xla = kv_cache.decode_attention(q, cached, plain, prompt_mask, seen, Compute(platform="cpu"))
+    xla = kv_cache.of(Compute(platform="cpu")).attend(q, cached, plain, prompt_mask, seen)
     mine = attended(given)
     assert mine.dtype == jnp.bfloat16
     off, of_xla = (np.abs(np.asarray(x, np.float64) - want).max() for x in (mine, xla.astype(jnp.bfloat16)))

@@ -19,6 +19,8 @@ from grpojax.models.quantised import Int8, stored
 from grpojax.models.weight_table import shardings
 from grpojax.programs import kv_cache, state
 from grpojax.programs.kv_cache import Ring
+from grpojax.programs.kv_cache_cpu import CpuCache
+from grpojax.programs.kv_cache_tpu import TpuCache
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.types import Prompts
 
@@ -98,7 +100,8 @@ def attended(q, pk, pv, k, v, stacked, dtype="int8"):
     prompt_mask = jnp.arange(L) < jnp.asarray(PROMPT_LENGTHS)[:, None]
 
     def attend(q, of_layer, prompt):
-        return kv_cache.decode_attention(q, of_layer, prompt, prompt_mask, seen, Compute(platform="cpu"))
+        cache = (TpuCache if stacked else CpuCache)(Compute(platform="cpu"))
+        return cache.attend(q, of_layer, prompt, prompt_mask, seen)
 
     return np.asarray(jax.jit(attend)(jnp.asarray(q), of_layer, prompt), np.float32)
 

@@ -12,6 +12,8 @@ from tpu_cache import second_of_two
 from grpojax.models import Compute
 from grpojax.programs import kv_cache
 from grpojax.programs.kv_cache import Ring
+from grpojax.programs.kv_cache_cpu import CpuCache
+from grpojax.programs.kv_cache_tpu import TpuCache
 from grpojax.programs.sampler import SamplerConfig
 
 
@@ -48,12 +50,12 @@ def test_dead_blocks_are_not_read(stacked):
     def attend(keys, values):
         blocks = jnp.split(keys, ring.blocks, -1), jnp.split(values, ring.blocks, -2)
         if stacked:  # the second of two layers
-            cached = kv_cache.Cached(*(second_of_two(jnp.stack(b)) for b in blocks), jnp.int32(1))
+            cached, cache = kv_cache.Cached(*(second_of_two(jnp.stack(b)) for b in blocks), jnp.int32(1)), TpuCache
         else:
-            cached = kv_cache.Cached(*blocks)
+            cached, cache = kv_cache.Cached(*blocks), CpuCache
         counts, live = jnp.full((p, g), 4), jnp.array([False, True, False])
         seen = kv_cache.Seen(cache_mask, live, counts, jnp.int32(7), ring)
-        return kv_cache.decode_attention(q, cached, prompt, prompt_mask, seen, Compute(platform="cpu"))
+        return cache(Compute(platform="cpu")).attend(q, cached, prompt, prompt_mask, seen)
 
     dead = np.arange(ring.size) // ring.width != 1
     got = jax.jit(attend)(keys.at[..., dead].set(jnp.nan), values.at[..., dead, :].set(jnp.nan))

@@ -130,8 +130,9 @@ def test_in_eight_bits_they_are_rounded_as_they_are_put(decoder, compute):
     def placed(dtype):
         model = nnx.merge(*decoder)
         read, _ = sampler._read_partial(model, *jax.tree.map(jnp.asarray, (prompts, before)), 10, compute)
-        empty = kv_cache.empty(model.config, len(prompts.lengths), 5, ring, jnp.dtype(dtype), compute)
-        return kv_cache.insert(read, empty, 5, ring, jnp.dtype(dtype), compute)
+        cache = kv_cache.of(compute)
+        empty = cache.empty(model.config, len(prompts.lengths), 5, ring, jnp.dtype(dtype))
+        return cache.insert(read, empty, 5, ring, jnp.dtype(dtype))
 
     exact, rounded = placed("float32"), placed("int8")
     assert all(np.asarray(x).any() for x in exact[0][:1])

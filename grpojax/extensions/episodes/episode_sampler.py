@@ -48,7 +48,7 @@ class Paused:
     Attributes:
       out: the samples so far, with `grpojax.types.Rollout.sampled`.
       begins: ``[P, G]`` int32, number of tokens that a sample had when its newest turn began.
-      keys, values: the slots' caches (`grpojax.programs.kv_cache.empty`), with all tokens but each sample's newest.
+      keys, values: the slots' caches (`grpojax.programs.kv_cache.Cache`), with all tokens but each sample's newest.
       prompt_kv: keys and values of the prompts, as in `grpojax.programs.sampler.DecodeConstants`.
       draw_keys: ``[P, G]`` random keys of the samples.
       prompt_lengths: ``[P]`` int32.
@@ -78,9 +78,7 @@ def _begin(params: Any, prompts: Prompts, key: Array, *, graph: Any, how: _How) 
     config = how.config
     constants, out = sampler.prefill(nnx.merge(graph, params), prompts, key, config, how.eos_ids, how.compute)
     rows, slots = out.lengths.shape
-    caches = kv_cache.empty(
-        constants.model.config, rows, slots, constants.ring, constants.cache_dtype, constants.compute
-    )
+    caches = constants.cache.empty(constants.model.config, rows, slots, constants.ring, constants.cache_dtype)
     zero = jnp.zeros((rows, slots), jnp.int32)
     return _draw(constants, caches, out, zero, unfinished(out), nothing_but(out, zero), how)
 
@@ -196,9 +194,9 @@ def _read(constants: DecodeConstants, paused: Paused, out: Rollout, counts: Samp
         write(lambda *kv: tuple(map(move, kv)))
         return x, None
 
-    layers = [None] * len(paused.keys) if kv_cache.unrolls(compute) else None
-    put, caches = kv_cache.whole_layer(slots, ring, compute), (paused.keys, paused.values)
-    _, caches, _ = kv_cache.over_layers(move_layer, (), layers, caches, put, compute)
+    cache, caches = constants.cache, (paused.keys, paused.values)
+    layers, put = [None] * len(paused.keys) if cache.listed else None, cache.whole_layer(slots, ring)
+    _, caches, _ = kv_cache.over_layers(move_layer, (), layers, caches, put, listed=cache.listed)
     return jax.lax.fori_loop(0, -(-counts.max() // CHUNK), more, tuple(caches))
 
 
@@ -241,11 +239,11 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
 
     kinds = kinds_of_layers(c)
     layers: Any = constants.blocks, constants.prompt_kv, kinds
-    if kv_cache.unrolls(compute):
+    if constants.cache.listed:
         of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
         layers = list(zip(*layers[:2], of_layer, strict=True))
-    whole = kv_cache.whole_layer(slots, constants.ring, compute)
-    return tuple(kv_cache.over_layers(layer, x, layers, caches, whole, compute)[1])
+    whole = constants.cache.whole_layer(slots, constants.ring)
+    return tuple(kv_cache.over_layers(layer, x, layers, caches, whole, listed=constants.cache.listed)[1])
 
 
 def _attend(

@@ -1,0 +1,167 @@
+"""The KV cache on a CPU, and what it shares with a GPU's: every layer has arrays of its own.
+
+On a CPU every block is an array, and a branch skips the blocks that are not live. A block of a row of slots is
+``[R, S, Hkv, d, B]`` (keys) and ``[R, S, Hkv, B, d]`` (values).
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from grpojax.models import quantised
+from grpojax.models.attention import Logits, capped
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.programs.kv_cache import (
+    Cache,
+    Cached,
+    ReadSamples,
+    Ring,
+    Seen,
+    by_slot,
+    per_layer,
+    scores_of_prompt,
+    token_axes,
+)
+from grpojax.types import Array, Scalar
+
+
+class Listed(Cache):
+    """Keys and values as a list with a tuple for each layer; the tuple has one array for each block."""
+
+    listed = True
+
+    def empty(self, c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any) -> tuple[Any, Any]:
+        """As of `Cache`."""
+        keys, values = self.zeros(c, ring, dtype, rows, (slots, self.heads(c)), (None, "kv_heads"))
+        return _apart(keys), _apart(values)
+
+    def write(self, caches: Any, layer: Any, k: Any, v: Any, position: Scalar, writes: Array | None) -> Any:
+        """As of `Cache`: into the array of keys and of values that has the position."""
+        axes = [-1 if across else -2 for across in self.across]
+        return _put(caches, (k, v), axes, position, writes)
+
+    def whole(self, cache: Any, slots: int, across: bool) -> Array:
+        """As of `Cache`."""
+        return jnp.concatenate([b.swapaxes(-1, -2) if across else b for b in cache], -2)
+
+    def cut(self, cache: Array, ring: Ring, across: bool) -> Any:
+        """As of `Cache`."""
+        each = jnp.split(cache, self.blocks(ring).blocks, -2)
+        return tuple(b.swapaxes(-1, -2) if across else b for b in each)
+
+    def put_samples(
+        self, samples: ReadSamples, caches: tuple[Any, Any], slots: int, laid_out: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        """As of `Cache`."""
+
+        def put(i: Scalar, caches: tuple[Any, Any]) -> tuple[Any, Any]:
+            row, slot = jnp.divmod(samples.slots[i], slots)
+
+            def into(cache: Array, new: Array) -> Array:
+                new = jnp.expand_dims(new, (0, 1))
+                return jax.lax.dynamic_update_slice(cache, new, (row, slot, *(0,) * (cache.ndim - 2)))
+
+            keys, values = (
+                jax.tree.map(into, cache, _apart(laid_out(x, i, across=across)))
+                for cache, x, across in zip(caches, samples.kv, self.across, strict=True)
+            )
+            return keys, values
+
+        return jax.lax.fori_loop(0, samples.used[0], put, caches)
+
+
+class CpuCache(Listed):
+    """The cache on a CPU."""
+
+    def attend(
+        self,
+        q: Array,
+        cached: Cached,
+        prompt: Sequence[quantised.Stored],
+        prompt_mask: Array,
+        seen: Seen,
+        logits: Logits | None = None,
+    ) -> Array:
+        """As of `Cache`, with all scores at once; the scores of blocks that are not live are not computed."""
+        (k, r), (cap, sinks) = q.shape[2:4], logits or Logits()
+        sinks = None if sinks is None else sinks.reshape(k, r)
+        q = q * q.shape[-1] ** -0.5
+        scores = scores_of_prompt(q, prompt[0], prompt_mask, seen, cap)
+        return _merged(q, cached, scores, prompt[1], seen, Logits(cap, sinks))
+
+
+KEPT = CpuCache
+
+
+def _apart(stacked: Any) -> list[tuple[Any, ...]]:
+    """``[layers, blocks, ...]`` as a tuple of blocks for each layer."""
+    return [tuple(per_layer(layer, True)) for layer in per_layer(stacked, True)]
+
+
+def _put(
+    caches: Sequence[Any], kv: Sequence[Any], axes: Sequence[int], position: Scalar, writes: Array | None
+) -> list[tuple[Any, ...]]:
+    """Writes a token into the array of keys and of values that has ``position``; ``axes`` are their token axes."""
+
+    def put(array, new, axis, start):
+        new, at = jnp.expand_dims(new, axis), [0] * array.ndim
+        mine = True if writes is None else writes.reshape(*writes.shape, *(1,) * (new.ndim - 2))
+        if start is None:
+            at[axis] = position
+            if writes is not None:
+                new = jnp.where(mine, new, jax.lax.dynamic_slice(array, at, new.shape))
+            return jax.lax.dynamic_update_slice(array, new, at)
+        width = array.shape[axis]
+        at[axis] = jnp.clip(position - start, 0, width - 1)
+        here = (start <= position) & (position < start + width) & mine
+        new = jnp.where(here, new, jax.lax.dynamic_slice(array, at, new.shape))
+        return jax.lax.dynamic_update_slice(array, new, at)
+
+    out = []
+    for blocks, new, axis in zip(caches, kv, axes, strict=True):
+        width, along = jax.tree.leaves(blocks)[0].shape[axis], token_axes(new, axis)
+        starts = [None] if len(blocks) == 1 else [j * width for j in range(len(blocks))]
+        each = zip(blocks, starts, strict=True)
+        out.append(tuple(jax.tree.map(functools.partial(put, start=start), a, new, along) for a, start in each))
+    return out
+
+
+def _merged(q: Array, cached: Cached, s_prompt: Array, v_prompt: quantised.Stored, seen: Seen, logits: Logits) -> Array:
+    """Attention over the prompt, whose scores are given, and over the live blocks."""
+    p, g, k, r, d = q.shape
+    mixed = functools.partial(quantised.mixed, dtype=q.dtype)
+
+    def there(x):
+        return x.swapaxes(1, 2).reshape(p, k, g * r, -1)
+
+    width, live = seen.mask.shape[-1] // len(cached.keys), seen.live
+    s_cache = _products(quantised.scores, [q] * len(cached.keys), cached.keys, live, width)
+    s_cache = s_cache[0] if len(s_cache) == 1 else jnp.concatenate(s_cache, -1)
+    s_cache = jnp.where(seen.mask[:, :, None, None], capped(s_cache, logits.cap), -jnp.inf)
+    top = jnp.maximum(by_slot(s_prompt.max(-1, keepdims=True), q), s_cache.max(-1, keepdims=True))
+    if logits.sinks is not None:
+        top = jnp.maximum(top, logits.sinks[..., None])
+    w_prompt, w_cache = jnp.exp(s_prompt - there(top)), jnp.exp(s_cache - top)
+    total = by_slot(w_prompt.sum(-1, keepdims=True), q) + w_cache.sum(-1, keepdims=True)
+    if logits.sinks is not None:
+        total = total + jnp.exp(logits.sinks[..., None] - top)
+    out, w_cache = by_slot(mixed(w_prompt / there(total), v_prompt), q), w_cache / total
+    parts = [w_cache[..., j * width : (j + 1) * width] for j in range(len(cached.values))]
+    return sum(_products(mixed, parts, cached.values, live, d), out)
+
+
+def _products(
+    product: Callable[..., Array], left: Sequence[Array], blocks: Sequence[Any], live: Array, columns: int
+) -> list[Array]:
+    """``product(left[j], blocks[j])`` for each block that is live; 0 for the others, which are not read."""
+    if len(blocks) == 1:
+        return [product(left[0], blocks[0])]
+
+    def or_nothing(a, block, here):
+        nothing = jnp.zeros((*a.shape[:-1], columns), jnp.float32)
+        return jax.lax.cond(here, lambda: product(a, block), lambda: nothing)
+
+    return [or_nothing(a, block, live[j]) for j, (a, block) in enumerate(zip(left, blocks, strict=True))]
