@@ -16,7 +16,11 @@ from etils import epath
 from grpojax.host import files, processes, settings
 from grpojax.host.errors import UserError
 
-_PACKAGES = ("grpojax", "jax", "jaxlib", "libtpu")
+# What a number, a token or a checkpoint depends on: another version of one of them may give others.
+_PACKAGES = (
+    *("grpojax", "jax", "jaxlib", "libtpu", "flax", "optax", "numpy"),
+    *("transformers", "tokenizers", "orbax-checkpoint"),
+)
 _END = 1 << 20
 
 
@@ -24,7 +28,7 @@ def agree(**facts: Any) -> None:
     """Raises `UserError` on all processes unless each came with the same facts. Every process must call it.
 
     The processes exchange one digest for each fact, and the facts themselves only if the digests differ. The versions
-    of Python and of the packages that compute are among the facts.
+    of Python and of the packages that results depend on are among the facts.
 
     Args:
       facts: facts by name; plain data as in JSON.
@@ -78,7 +82,7 @@ def prove_shared(folder: epath.PathLike) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that compute; packages that are not installed are left out."""
+    """Versions of Python and of the packages that a run's results depend on, as far as these are installed."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:

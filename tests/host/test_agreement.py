@@ -109,8 +109,9 @@ def test_files_are_told_apart(tmp_path):
     assert agreement.digest_of_files(tmp_path / "lr=[1]", "*.bin") != agreement.digest()
 
 
-def test_versions_are_those_that_compute():
-    assert {"python", "jax", "jaxlib", "grpojax"} <= agreement.versions().keys()
+def test_versions_are_those_that_results_depend_on():
+    needed = {"python", "jax", "jaxlib", "grpojax", "flax", "optax", "numpy"}
+    assert needed | {"transformers", "tokenizers", "orbax-checkpoint"} <= agreement.versions().keys()
 
 
 def test_who_failed_waits_for_the_others_no_longer_than_they_may_take_to_end(monkeypatch):
