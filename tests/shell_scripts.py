@@ -10,7 +10,7 @@ ASK = r"""
 source "$1"
 shift
 COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-_grpojax
+_shtab_grpojax
 printf '%s\n' "${COMPREPLY[@]}"
 """
 

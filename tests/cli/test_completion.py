@@ -20,7 +20,7 @@ def test_bash_completes(completed):
     assert completed("--debug", "train", "quick") == ["quickstart"]
     assert completed("train", "quickstart", "--t") == ["--take-over"]
     assert completed("completion", "z") == ["zsh"]
-    assert completed("recipes", "") == [*shipped.names(), "-h", "--help", "my recipe.yaml"]
+    assert completed("recipes", "") == [*shipped.names(), "my recipe.yaml"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
