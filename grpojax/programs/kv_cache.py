@@ -299,21 +299,25 @@ class Cache(abc.ABC):
         return put
 
     def zeros(
-        self, c: DecoderConfig, ring: Ring, dtype: Any, rows: int, held: tuple[int, ...], axes: tuple[Any, ...]
-    ) -> tuple[Any, Any]:
-        """Keys and values ``[layers, blocks, R, *held, ...]``, all 0; ``axes`` are the logical axes of ``held``."""
+        self,
+        c: DecoderConfig,
+        ring: Ring,
+        dtype: Any,
+        rows: int,
+        held: tuple[int, ...],
+        axes: tuple[Any, ...],
+        *,
+        across: bool,
+    ) -> Any:
+        """Keys or values ``[layers, blocks, R, *held, ...]``, all 0; ``axes`` are the logical axes of ``held``."""
         blocks, width = self.blocks(ring)
 
         def zeros(*last, dtype=dtype):
             x = jnp.zeros((len(c.layers_of("attention")), blocks, rows, *held, *last), dtype)
             return constrain(x, self.compute.mesh, None, None, "shard", *axes, *(None,) * len(last))
 
-        def all_of(*last):
-            x = zeros(*last)
-            return quantised.Int8(x, zeros(width, dtype=quantised.CACHE_SCALE)) if dtype == jnp.int8 else x
-
-        keys, values = (all_of(*((c.head_dim, width) if across else (width, c.head_dim))) for across in self.across)
-        return keys, values
+        x = zeros(*((c.head_dim, width) if across else (width, c.head_dim)))
+        return quantised.Int8(x, zeros(width, dtype=quantised.CACHE_SCALE)) if dtype == jnp.int8 else x
 
     def heads(self, c: DecoderConfig) -> int:
         """Heads of keys and values on the mesh."""

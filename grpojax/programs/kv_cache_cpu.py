@@ -35,8 +35,9 @@ class Listed(Cache):
 
     def empty(self, c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any) -> tuple[Any, Any]:
         """As of `Cache`."""
-        keys, values = self.zeros(c, ring, dtype, rows, (slots, self.heads(c)), (None, "kv_heads"))
-        return _apart(keys), _apart(values)
+        held = (slots, self.heads(c)), (None, "kv_heads")
+        keys, values = (_apart(self.zeros(c, ring, dtype, rows, *held, across=across)) for across in self.across)
+        return keys, values
 
     def write(self, caches: Any, layer: Any, k: Any, v: Any, position: Scalar, writes: Array | None) -> Any:
         """As of `Cache`: into the array of keys and of values that has the position."""

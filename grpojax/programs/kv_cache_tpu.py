@@ -41,7 +41,9 @@ class TpuCache(Cache):
 
     def empty(self, c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any) -> tuple[Any, Any]:
         """As of `Cache`."""
-        return self.zeros(c, ring, dtype, rows, (self.heads(c) * slots,), ("kv_heads",))
+        held = (self.heads(c) * slots,), ("kv_heads",)
+        keys, values = (self.zeros(c, ring, dtype, rows, *held, across=across) for across in self.across)
+        return keys, values
 
     def write(self, caches: Any, layer: Any, k: Any, v: Any, position: Scalar, writes: Array | None) -> Any:
         """As of `Cache`."""
