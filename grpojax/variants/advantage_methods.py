@@ -80,7 +80,7 @@ def rloo() -> A.Transform:
 _PLUS = "Hu et al., REINFORCE++, arXiv 2501.03262"
 
 
-@published(_PLUS, "replicated", aggregate="token_mean", kl_kind="k1", kl_in="token_reward")
+@published(_PLUS, "replicated", aggregate="token_mean", token_kl=True, kl_kind="k1", kl_in="token_reward")
 def reinforce_pp(*, kl_coef: float = 0.0, ddof: int = 0, eps: float = 1e-8) -> A.Transform:
     """REINFORCE++, arXiv 2501.03262: returns of token rewards with k1 in them, whitened over the batch's tokens.
 

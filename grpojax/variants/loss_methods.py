@@ -124,6 +124,7 @@ def dual_clip(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     aggregate="token_mean",
     kl_kind="k1",
     kl_in="token_reward",
+    token_kl=True,
 )
 def ppo(*, gamma: float = 1.0, lam: float = 0.95, value_clip: float | None = 0.2, kl_coef: float = 0.0) -> WithCritic:
     """PPO with a critic and GAE, arXiv 1707.06347 and 1506.02438; advantages whitened over the batch's tokens.

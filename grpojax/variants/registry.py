@@ -163,6 +163,7 @@ def published(
     combine: Literal["sum", "normalize"] | None = None,
     equal_groups: bool = False,
     bounded_rewards: bool = False,
+    token_kl: bool = False,
     control: Mapping[str, Any] | None = None,
     unverified: str = "",
     surrogate: Any = _CLIPPED,
@@ -173,6 +174,8 @@ def published(
     Args:
       citation, evidence, needs, keep, resample, retire, combine, equal_groups, bounded_rewards, unverified: as in
         `Variant`.
+      token_kl: whether the chain can take the KL off tokens' rewards, by its option ``kl_coef``. Then ``kl_in`` may be
+        "token_reward"; with another ``kl_in`` the chain gets 0.
       control: the result of `control`: the options that switch the variant's one mechanism off, or ``{"name": "grpo"}``
         if another variant is the same without that mechanism.
       surrogate, objective: fields of `losses.Objective`. The surrogate may be a `SurrogateChoice`, or a function of
@@ -180,8 +183,8 @@ def published(
         given.
 
     Raises:
-      ValueError: there is a variant of that name in another module, the surrogate is none, or ``control`` names an
-        option that the variant does not have.
+      ValueError: there is a variant of that name in another module, the surrogate is none, ``control`` names an option
+        that the variant does not have, or only one of ``token_kl`` and an option ``kl_coef`` of the chain is there.
     """
     for each in surrogate.of.values() if isinstance(surrogate, SurrogateChoice) else (surrogate,):
         check_surrogate(each)
@@ -203,6 +206,12 @@ def published(
         name, own = chain.__name__, inspect.signature(chain, eval_str=True).parameters
         if name in _ALL and _ALL[name].__module__ != chain.__module__:
             raise ValueError(f"variant {name!r} is there already, in {_ALL[name].__module__}: give it another name")
+        if token_kl != ("kl_coef" in own):
+            takes = "a" if "kl_coef" in own else "no"
+            raise ValueError(
+                f"variant {name!r}: token_kl={token_kl}, and its chain takes {takes} kl_coef: token_kl=True is for a "
+                "chain that takes the KL off tokens' rewards by that option"
+            )
         signature = _signature(own, choice, objective)
 
         @functools.wraps(chain)
@@ -217,7 +226,12 @@ def published(
             if choice.option in _FIELDS and chosen[choice.option] != "none":
                 terms[choice.option] = chosen[choice.option]
             loss = L.Objective(surrogate=choice.pick(name, chosen), **terms)
-            advantage, critic = _advantage(chain, own, chosen, loss)
+            arguments = {name: chosen[name] for name in own}
+            if token_kl and loss.kl_in != "token_reward":
+                arguments["kl_coef"] = 0.0  # it is the sample's reward, or the loss, that has the KL
+            if loss.kl_in == "token_reward" and not token_kl:
+                raise ValueError(f"variant {name!r} has no token rewards: kl_in='reward' or 'loss'")
+            advantage, critic = _advantage(chain(**arguments), loss)
             return Variant(name=name, advantage=advantage, critic=critic, objective=loss, options=dict(chosen), **facts)
 
         if control is not None and "name" not in control:
@@ -252,19 +266,8 @@ def _signature(
     return inspect.Signature(list(options.values()), return_annotation=Variant)
 
 
-def _advantage(
-    chain: Callable[..., A.Transform | WithCritic],
-    own: Mapping[str, inspect.Parameter],
-    chosen: Mapping[str, Any],
-    loss: L.Objective,
-) -> tuple[A.Transform, Critic | None]:
-    """The chain under the options ``chosen``, with the KL in it where the objective says that it is, and the critic."""
-    arguments = {name: chosen[name] for name in own}
-    if loss.kl_in == "token_reward" and "kl_coef" not in own:
-        raise ValueError(f"variant {chain.__name__!r} has no token rewards: kl_in='reward' or 'loss'")
-    if loss.kl_in != "token_reward" and "kl_coef" in own:
-        arguments["kl_coef"] = 0.0  # it is the sample's reward, or the loss, that has the KL
-    made = chain(**arguments)
+def _advantage(made: A.Transform | WithCritic, loss: L.Objective) -> tuple[A.Transform, Critic | None]:
+    """The chain and the critic, with a KL in the samples' rewards where the objective says that it is there."""
     advantage, critic = (made.advantage, made.critic) if isinstance(made, WithCritic) else (made, None)
     if loss.kl_in == "reward" and loss.kl_coef:
         advantage = A.chain(advantage, reward=A.subtract_kl(loss.kl_coef))

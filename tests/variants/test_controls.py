@@ -148,3 +148,25 @@ def test_a_variant_of_ones_own_states_its_own(monkeypatch):
 
     with pytest.raises(ValueError, match="'nobody' is unknown"):
         variants.control("nobody")
+
+
+@pytest.mark.parametrize("token_kl", [True, False])
+def test_a_chain_takes_the_kl_off_tokens_rewards_only_if_it_says_so(monkeypatch, token_kl):
+    monkeypatch.setattr(variants.registry, "_ALL", dict(variants.registry._ALL))
+
+    def plain():
+        return A.chain(A.center("group"), A.to_tokens())
+
+    def taking(*, kl_coef: float = 0.0):
+        return A.chain(A.token_rewards(kl_coef=kl_coef), A.token_returns())
+
+    takes, other = (taking, plain) if token_kl else (plain, taking)
+    with pytest.raises(
+        ValueError, match=f"token_kl={token_kl}, and its chain takes {'no' if token_kl else 'a'} kl_coef"
+    ):
+        variants.published(token_kl=token_kl)(other)
+    made = variants.published(token_kl=token_kl)(takes)
+    if token_kl:
+        with_kl = made(kl_coef=0.1, kl_in="token_reward", kl_kind="k1")
+        assert "kl_coef=0.1" in A.text_of(with_kl.advantage)
+        assert "kl_coef=0.0" in A.text_of(made(kl_coef=0.1).advantage)
