@@ -225,6 +225,41 @@ class Cache(abc.ABC):
         """
 
     @abc.abstractmethod
+    def merged(
+        self,
+        q: Array,
+        cached: Cached,
+        prompt: Sequence[quantised.Stored],
+        prompt_mask: Array,
+        seen: "Seen",
+        logits: Logits,
+    ) -> Array:
+        """`attend` with queries that are scaled, and sinks ``[Hkv, r]``."""
+
+    # How blocks of one layer become ``[R, S, Hkv, T, d]`` and back, and where a sample of an earlier rollout goes.
+
+    @abc.abstractmethod
+    def whole(self, cache: Any, slots: int, across: bool) -> Array:
+        """The cache of a layer as ``[R, S, Hkv, T, d]``, in one layout for all platforms."""
+
+    @abc.abstractmethod
+    def cut(self, cache: Array, ring: Ring, across: bool) -> Any:
+        """Undoes `whole`."""
+
+    @abc.abstractmethod
+    def place(self, row: Scalar, slot: Scalar, cache: Array, new: Array) -> Array:
+        """Puts one sample, as `apart` makes it, into a cache as `by_slots` makes it."""
+
+    def apart(self, stacked: Any) -> Any:
+        """``[layers, blocks, ...]`` as the caches are."""
+        return stacked
+
+    def by_slots(self, caches: Any, slots: int) -> Any:
+        """The caches with an axis of slots."""
+        return caches
+
+    # The same on all platforms.
+
     def attend(
         self,
         q: Array,
@@ -248,25 +283,9 @@ class Cache(abc.ABC):
         Returns:
           ``[R, S, Hkv, r, d]``.
         """
-
-    # How blocks of one layer become ``[R, S, Hkv, T, d]`` and back, and where a sample of an earlier rollout goes.
-
-    @abc.abstractmethod
-    def whole(self, cache: Any, slots: int, across: bool) -> Array:
-        """The cache of a layer as ``[R, S, Hkv, T, d]``, in one layout for all platforms."""
-
-    @abc.abstractmethod
-    def cut(self, cache: Array, ring: Ring, across: bool) -> Any:
-        """Undoes `whole`."""
-
-    @abc.abstractmethod
-    def put_samples(
-        self, samples: "ReadSamples", caches: tuple[Any, Any], slots: int, laid_out: Callable[..., Any]
-    ) -> tuple[Any, Any]:
-        """Puts samples into a shard's caches, each as ``laid_out(x, i, across=...)`` makes it:
-        ``[layers, blocks, Hkv, width, d]``, or with ``across`` the last two axes swapped."""
-
-    # The same on all platforms.
+        (k, r), (cap, sinks) = q.shape[2:4], logits or Logits()
+        logits = Logits(cap, None if sinks is None else sinks.reshape(k, r))
+        return self.merged(q * q.shape[-1] ** -0.5, cached, prompt, prompt_mask, seen, logits)
 
     def one_token(self, position: Scalar, writes: Array | None = None) -> "Put":
         """``write(k, v)`` of `over_layers` puts a token at ``position``, and returns the `Cached` that `attend` reads.
@@ -349,7 +368,17 @@ class Cache(abc.ABC):
                 x = x.reshape(x.shape[0], blocks, width, *x.shape[2:]).transpose(order)
                 return quantised.stored(x, dtype, -2 if across else -1)
 
-            return self.put_samples(samples, caches, slots, laid_out)
+            def put(i: Scalar, caches: tuple[Any, Any]) -> tuple[Any, Any]:
+                into = functools.partial(self.place, *jnp.divmod(samples.slots[i], slots))
+                keys, values = (
+                    jax.tree.map(into, cache, self.apart(laid_out(x, i, across=across)))
+                    for cache, x, across in zip(caches, samples.kv, self.across, strict=True)
+                )
+                return keys, values
+
+            split = self.by_slots(caches, slots)
+            done = jax.lax.fori_loop(0, samples.used[0], put, split)
+            return jax.tree.map(lambda x, like: x.reshape(like.shape), done, caches)
 
         if (mesh := self.compute.mesh) is not None:
             shard, of_kv = spec(("shard",), TRAIN), spec((None, "shard", None, "kv_heads"), TRAIN)

@@ -17,7 +17,6 @@ from grpojax.models.decoder_config import DecoderConfig
 from grpojax.programs.kv_cache import (
     Cache,
     Cached,
-    ReadSamples,
     Ring,
     Seen,
     by_slot,
@@ -36,7 +35,7 @@ class Listed(Cache):
     def empty(self, c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any) -> tuple[Any, Any]:
         """As of `Cache`."""
         held = (slots, self.heads(c)), (None, "kv_heads")
-        keys, values = (_apart(self.zeros(c, ring, dtype, rows, *held, across=across)) for across in self.across)
+        keys, values = (self.apart(self.zeros(c, ring, dtype, rows, *held, across=across)) for across in self.across)
         return keys, values
 
     def write(self, caches: Any, layer: Any, k: Any, v: Any, position: Scalar, writes: Array | None) -> Any:
@@ -53,53 +52,52 @@ class Listed(Cache):
         each = jnp.split(cache, self.blocks(ring).blocks, -2)
         return tuple(b.swapaxes(-1, -2) if across else b for b in each)
 
-    def put_samples(
-        self, samples: ReadSamples, caches: tuple[Any, Any], slots: int, laid_out: Callable[..., Any]
-    ) -> tuple[Any, Any]:
+    def place(self, row: Scalar, slot: Scalar, cache: Array, new: Array) -> Array:
         """As of `Cache`."""
+        return jax.lax.dynamic_update_slice(cache, jnp.expand_dims(new, (0, 1)), (row, slot, *(0,) * (cache.ndim - 2)))
 
-        def put(i: Scalar, caches: tuple[Any, Any]) -> tuple[Any, Any]:
-            row, slot = jnp.divmod(samples.slots[i], slots)
-
-            def into(cache: Array, new: Array) -> Array:
-                new = jnp.expand_dims(new, (0, 1))
-                return jax.lax.dynamic_update_slice(cache, new, (row, slot, *(0,) * (cache.ndim - 2)))
-
-            keys, values = (
-                jax.tree.map(into, cache, _apart(laid_out(x, i, across=across)))
-                for cache, x, across in zip(caches, samples.kv, self.across, strict=True)
-            )
-            return keys, values
-
-        return jax.lax.fori_loop(0, samples.used[0], put, caches)
+    def apart(self, stacked: Any) -> Any:
+        """As of `Cache`: a tuple of blocks for each layer."""
+        return [tuple(per_layer(layer, True)) for layer in per_layer(stacked, True)]
 
 
 class CpuCache(Listed):
     """The cache on a CPU."""
 
-    def attend(
+    def merged(
         self,
         q: Array,
         cached: Cached,
         prompt: Sequence[quantised.Stored],
         prompt_mask: Array,
         seen: Seen,
-        logits: Logits | None = None,
+        logits: Logits,
     ) -> Array:
         """As of `Cache`, with all scores at once; the scores of blocks that are not live are not computed."""
-        (k, r), (cap, sinks) = q.shape[2:4], logits or Logits()
-        sinks = None if sinks is None else sinks.reshape(k, r)
-        q = q * q.shape[-1] ** -0.5
-        scores = scores_of_prompt(q, prompt[0], prompt_mask, seen, cap)
-        return _merged(q, cached, scores, prompt[1], seen, Logits(cap, sinks))
+        s_prompt = scores_of_prompt(q, prompt[0], prompt_mask, seen, logits.cap)
+        p, g, k, r, d = q.shape
+        mixed = functools.partial(quantised.mixed, dtype=q.dtype)
+
+        def there(x):
+            return x.swapaxes(1, 2).reshape(p, k, g * r, -1)
+
+        width, live = seen.mask.shape[-1] // len(cached.keys), seen.live
+        s_cache = _products(quantised.scores, [q] * len(cached.keys), cached.keys, live, width)
+        s_cache = s_cache[0] if len(s_cache) == 1 else jnp.concatenate(s_cache, -1)
+        s_cache = jnp.where(seen.mask[:, :, None, None], capped(s_cache, logits.cap), -jnp.inf)
+        top = jnp.maximum(by_slot(s_prompt.max(-1, keepdims=True), q), s_cache.max(-1, keepdims=True))
+        if logits.sinks is not None:
+            top = jnp.maximum(top, logits.sinks[..., None])
+        w_prompt, w_cache = jnp.exp(s_prompt - there(top)), jnp.exp(s_cache - top)
+        total = by_slot(w_prompt.sum(-1, keepdims=True), q) + w_cache.sum(-1, keepdims=True)
+        if logits.sinks is not None:
+            total = total + jnp.exp(logits.sinks[..., None] - top)
+        out, w_cache = by_slot(mixed(w_prompt / there(total), prompt[1]), q), w_cache / total
+        parts = [w_cache[..., j * width : (j + 1) * width] for j in range(len(cached.values))]
+        return sum(_products(mixed, parts, cached.values, live, d), out)
 
 
 KEPT = CpuCache
-
-
-def _apart(stacked: Any) -> list[tuple[Any, ...]]:
-    """``[layers, blocks, ...]`` as a tuple of blocks for each layer."""
-    return [tuple(per_layer(layer, True)) for layer in per_layer(stacked, True)]
 
 
 def _put(
@@ -128,30 +126,6 @@ def _put(
         each = zip(blocks, starts, strict=True)
         out.append(tuple(jax.tree.map(functools.partial(put, start=start), a, new, along) for a, start in each))
     return out
-
-
-def _merged(q: Array, cached: Cached, s_prompt: Array, v_prompt: quantised.Stored, seen: Seen, logits: Logits) -> Array:
-    """Attention over the prompt, whose scores are given, and over the live blocks."""
-    p, g, k, r, d = q.shape
-    mixed = functools.partial(quantised.mixed, dtype=q.dtype)
-
-    def there(x):
-        return x.swapaxes(1, 2).reshape(p, k, g * r, -1)
-
-    width, live = seen.mask.shape[-1] // len(cached.keys), seen.live
-    s_cache = _products(quantised.scores, [q] * len(cached.keys), cached.keys, live, width)
-    s_cache = s_cache[0] if len(s_cache) == 1 else jnp.concatenate(s_cache, -1)
-    s_cache = jnp.where(seen.mask[:, :, None, None], capped(s_cache, logits.cap), -jnp.inf)
-    top = jnp.maximum(by_slot(s_prompt.max(-1, keepdims=True), q), s_cache.max(-1, keepdims=True))
-    if logits.sinks is not None:
-        top = jnp.maximum(top, logits.sinks[..., None])
-    w_prompt, w_cache = jnp.exp(s_prompt - there(top)), jnp.exp(s_cache - top)
-    total = by_slot(w_prompt.sum(-1, keepdims=True), q) + w_cache.sum(-1, keepdims=True)
-    if logits.sinks is not None:
-        total = total + jnp.exp(logits.sinks[..., None] - top)
-    out, w_cache = by_slot(mixed(w_prompt / there(total), v_prompt), q), w_cache / total
-    parts = [w_cache[..., j * width : (j + 1) * width] for j in range(len(cached.values))]
-    return sum(_products(mixed, parts, cached.values, live, d), out)
 
 
 def _products(

@@ -24,19 +24,17 @@ class GpuCache(Listed):
         """One array in all."""
         return Ring(1, ring.size)
 
-    def attend(
+    def merged(
         self,
         q: Array,
         cached: Cached,
         prompt: Sequence[quantised.Stored],
         prompt_mask: Array,
         seen: Seen,
-        logits: Logits | None = None,
+        logits: Logits,
     ) -> Array:
         """As of `Cache`, by a kernel for the prompts and one for the slots' tokens."""
-        (p, g, k, r, d), (cap, sinks) = q.shape, logits or Logits()
-        sinks = None if sinks is None else sinks.reshape(k, r)
-        q = q * d**-0.5
+        (p, g, k, r, d), (cap, sinks) = q.shape, logits
         by_prompt = q.swapaxes(1, 2).reshape(p, k, g * r, d)
         first = None if seen.oldest is None else jnp.repeat(seen.oldest, r, 1)
         mesh, lengths = self.compute.mesh, prompt_mask.sum(-1, dtype=jnp.int32)

@@ -6,7 +6,7 @@ of eight-bit numbers has at least four rows, so that two heads without the slots
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,6 @@ from grpojax.programs.kv_cache import (
     LOOP,
     Cache,
     Cached,
-    ReadSamples,
     Ring,
     Seen,
     by_slot,
@@ -49,21 +48,46 @@ class TpuCache(Cache):
         """As of `Cache`."""
         return _put(caches, k, v, position, layer if isinstance(layer, jax.Array) else jnp.int32(layer), writes)
 
-    def attend(
+    def merged(
         self,
         q: Array,
         cached: Cached,
         prompt: Sequence[quantised.Stored],
         prompt_mask: Array,
         seen: Seen,
-        logits: Logits | None = None,
+        logits: Logits,
     ) -> Array:
-        """As of `Cache`, block by block over those that are live."""
-        (k, r), (cap, sinks) = q.shape[2:4], logits or Logits()
-        sinks = None if sinks is None else sinks.reshape(k, r)
-        q = q * q.shape[-1] ** -0.5
-        scores = scores_of_prompt(q, prompt[0], prompt_mask, seen, cap)
-        return _merged(q, cached, scores, prompt[1], seen, self.compute.mesh, Logits(cap, sinks))
+        """As of `Cache`, in a loop over the live blocks; a larger score rescales the sums so far."""
+        s_prompt = scores_of_prompt(q, prompt[0], prompt_mask, seen, logits.cap)
+        live, mask = seen.live, seen.mask.reshape(*seen.mask.shape[:2], len(seen.live), -1)
+        which = jnp.nonzero(live, size=len(live), fill_value=0)[0]
+
+        def block(cache, j, axis):
+            def of(x, axis):
+                of_layer = jax.lax.dynamic_slice_in_dim(x, cached.layer, 1)
+                x = jax.lax.dynamic_slice_in_dim(of_layer, j, 1, 1)[0, 0]
+                x = _as_written(x, axis, self.compute.mesh) if x.ndim == 4 else x
+                return x.reshape(len(x), q.shape[2], q.shape[1], *x.shape[2:]).swapaxes(1, 2)
+
+            return jax.tree.map(of, cache, token_axes(cache, axis))
+
+        def add(n, so_far):
+            (top, total, out), j = so_far, which[n]
+            scores = capped(quantised.scores(q, block(cached.keys, j, -1)), logits.cap)
+            mine = jax.lax.dynamic_index_in_dim(mask, j, 2, keepdims=False)
+            scores = jnp.where(mine[:, :, None, None], scores, -jnp.inf)
+            highest = jnp.maximum(top, scores.max(-1, keepdims=True))
+            w, kept = jnp.exp(scores - highest), jnp.exp(top - highest)
+            more = quantised.mixed(w, block(cached.values, j, -2), q.dtype)
+            return highest, kept * total + w.sum(-1, keepdims=True), kept * out + more
+
+        top, total, out = (by_slot(x, q) for x in of_prompt(s_prompt, prompt[1], q.dtype))
+        if logits.sinks is not None:
+            top, total, kept = with_sinks(top, total, logits.sinks[..., None])
+            out = out * kept
+        with jax.named_scope(LOOP):
+            _, total, out = jax.lax.fori_loop(0, live.sum(), add, (top, total, out))
+        return out / total
 
     def whole(self, cache: Any, slots: int, across: bool) -> Array:
         """As of `Cache`."""
@@ -77,27 +101,14 @@ class TpuCache(Cache):
         cache = cache.swapaxes(-1, -2) if across else cache
         return cache.reshape(*cache.shape[:2], -1, *cache.shape[4:])
 
-    def put_samples(
-        self, samples: ReadSamples, caches: tuple[Any, Any], slots: int, laid_out: Callable[..., Any]
-    ) -> tuple[Any, Any]:
+    def place(self, row: Scalar, slot: Scalar, cache: Array, new: Array) -> Array:
         """As of `Cache`."""
+        at = (0, 0, row, 0, slot, *(0,) * (cache.ndim - 5))
+        return jax.lax.dynamic_update_slice(cache, jnp.expand_dims(new, (2, 4)), at)
 
-        def put(i: Scalar, caches: tuple[Any, Any]) -> tuple[Any, Any]:
-            row, slot = jnp.divmod(samples.slots[i], slots)
-
-            def into(cache: Array, new: Array) -> Array:
-                new = jnp.expand_dims(new, (2, 4))
-                return jax.lax.dynamic_update_slice(cache, new, (0, 0, row, 0, slot, *(0,) * (cache.ndim - 5)))
-
-            keys, values = (
-                jax.tree.map(into, cache, laid_out(x, i, across=across))
-                for cache, x, across in zip(caches, samples.kv, self.across, strict=True)
-            )
-            return keys, values
-
-        split = jax.tree.map(lambda x: x.reshape(*x.shape[:3], -1, slots, *x.shape[4:]), caches)
-        done = jax.lax.fori_loop(0, samples.used[0], put, split)
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), done, caches)
+    def by_slots(self, caches: Any, slots: int) -> Any:
+        """As of `Cache`."""
+        return jax.tree.map(lambda x: x.reshape(*x.shape[:3], -1, slots, *x.shape[4:]), caches)
 
 
 KEPT = TpuCache
@@ -140,44 +151,3 @@ def _as_written(x: Array, axis: int, mesh: Mesh | None) -> Array:
     if mesh is not None:  # a constraint on all parts at once would gather them
         pinned = jax.shard_map(pinned, mesh=mesh, in_specs=cut, out_specs=cut)
     return pinned(x)
-
-
-def _merged(
-    q: Array,
-    cached: Cached,
-    s_prompt: Array,
-    v_prompt: quantised.Stored,
-    seen: Seen,
-    mesh: Mesh | None,
-    logits: Logits,
-) -> Array:
-    """Attention block by block over the live blocks; the sums so far are rescaled when a larger score turns up."""
-    live, mask = seen.live, seen.mask.reshape(*seen.mask.shape[:2], len(seen.live), -1)
-    which = jnp.nonzero(live, size=len(live), fill_value=0)[0]
-
-    def block(cache, j, axis):
-        def of(x, axis):
-            of_layer = jax.lax.dynamic_slice_in_dim(x, cached.layer, 1)
-            x = jax.lax.dynamic_slice_in_dim(of_layer, j, 1, 1)[0, 0]
-            x = _as_written(x, axis, mesh) if x.ndim == 4 else x
-            return x.reshape(len(x), q.shape[2], q.shape[1], *x.shape[2:]).swapaxes(1, 2)
-
-        return jax.tree.map(of, cache, token_axes(cache, axis))
-
-    def add(n, so_far):
-        (top, total, out), j = so_far, which[n]
-        scores = capped(quantised.scores(q, block(cached.keys, j, -1)), logits.cap)
-        mine = jax.lax.dynamic_index_in_dim(mask, j, 2, keepdims=False)
-        scores = jnp.where(mine[:, :, None, None], scores, -jnp.inf)
-        highest = jnp.maximum(top, scores.max(-1, keepdims=True))
-        w, kept = jnp.exp(scores - highest), jnp.exp(top - highest)
-        more = quantised.mixed(w, block(cached.values, j, -2), q.dtype)
-        return highest, kept * total + w.sum(-1, keepdims=True), kept * out + more
-
-    top, total, out = (by_slot(x, q) for x in of_prompt(s_prompt, v_prompt, q.dtype))
-    if logits.sinks is not None:
-        top, total, kept = with_sinks(top, total, logits.sinks[..., None])
-        out = out * kept
-    with jax.named_scope(LOOP):
-        _, total, out = jax.lax.fori_loop(0, live.sum(), add, (top, total, out))
-    return out / total
