@@ -104,9 +104,10 @@ class Rollout:
         text was not drawn, as that of a supervised run.
       stopped: ``[P, G]`` bool, whether an end-of-sequence token ended the sample (else it was cut at ``T``). None if
         the text was not drawn.
-      choices: ``[P, G, T, C]`` uint8 or uint16, the experts that the routers chose for each token (`router_replay` of
-        `grpojax.programs.sampler.SamplerConfig`); C are the k choices of the first layer, then those of the next.
-        The dtype's largest number stands where nothing was chosen, as for a sample's last token. None if not kept.
+      choices: ``[P, G, T, C]`` uint8 or uint16, the experts that the routers chose for each token
+        (`grpojax.programs.sampler_config.SamplerConfig.router_replay`); C are the k choices of the first layer, then
+        those of the next. The dtype's largest number stands where nothing was chosen, as for a sample's last token.
+        None if not kept.
       prompt_choices: ``[P, 1, L, C]``, the same for the prompts' tokens; ``[P, n, L, C]`` if each group is split over
         n shards.
       sampled: ``[P, G, T]`` bool, the tokens that the policy drew. None where these are all tokens of a sample. The

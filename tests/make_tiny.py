@@ -23,7 +23,8 @@ import optax
 from flax import nnx
 
 from grpojax.models import Compute, Decoder, DecoderConfig, hf, score
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.types import Prompts, Rows, Scalar
 
 Tokenizer = Any  # transformers' own, which is imported only where one is made

@@ -22,7 +22,7 @@ from grpojax.host.compile_cache import cache_folder, keep_compiled
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute
-from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.run import make_programs
 from grpojax.run import recipe as recipe_module
 from grpojax.sharding import MeshConfig, make_mesh, named

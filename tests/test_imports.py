@@ -163,10 +163,19 @@ def test_estimates_load_no_model():
     assert not {"jax", "flax", "optax", "orbax", "grain"} & loaded(["evaluation"])
 
 
+def test_a_recipe_is_read_without_what_trains():
+    assert not {"flax", "optax", "orbax", "grain", "transformers", "datasets", "torch"} & loaded(["run.recipe"])
+
+
 def test_a_run_loads_no_way_to_draw_that_it_does_not_take():
     code = "import sys, grpojax.train; print(*(n for n in sys.modules if n.startswith('grpojax.extensions.')))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True)
-    assert not {name.split(".")[-1] for name in run.stdout.split()} & {"ahead", "partial", "allocated", "source"}
+    assert not {name.split(".")[-1] for name in run.stdout.split()} & {
+        "ahead",
+        "partial",
+        "allocated",
+        "episode_source",
+    }
 
 
 # Import paths that users write; they stay (`variants` has more names, which follow from its table).

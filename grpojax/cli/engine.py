@@ -12,7 +12,8 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.run import store
 from grpojax.sharding import MeshConfig
 from grpojax.types import Prompts, Rollout

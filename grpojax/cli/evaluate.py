@@ -165,7 +165,7 @@ def _ks(args: argparse.Namespace) -> tuple[int, ...]:
 
 def _config(args: argparse.Namespace, ks: tuple[int, ...], max_tokens: int, cache_dtype: Any) -> Any:
     from grpojax.evaluation import EvalConfig
-    from grpojax.programs.sampler import SamplerConfig
+    from grpojax.programs.sampler_config import SamplerConfig
 
     usual = 0.0 if args.samples == 1 else 1.0
     sampler = SamplerConfig(

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.host import processes, settings
     from grpojax.host.compile_cache import keep_compiled
     from grpojax.host.console import log
-    from grpojax.programs.sampler import SamplerConfig
+    from grpojax.programs.sampler_config import SamplerConfig
     from grpojax.run import checks
 
     keep_compiled()

@@ -9,13 +9,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import grain
 import numpy as np
 
 from grpojax.data.problems import Problem
 from grpojax.types import Prompts
 
 _APART = 1_000_003  # between the seeds of two sources
+
+
+def _datasets() -> Any:
+    """grain's; imported when a run orders its problems, since grain takes half a second to import."""
+    import grain
+
+    return grain.MapDataset
 
 
 class Batches:
@@ -42,9 +48,9 @@ class Batches:
         orders = []
         for number in range(len(weights or [1.0])):
             places = [i for i, p in enumerate(problems) if weights is None or p.source == number]
-            order = grain.MapDataset.source(places).seed(seed + _APART * number).shuffle().repeat()
+            order = _datasets().source(places).seed(seed + _APART * number).shuffle().repeat()
             orders.append(order)
-        mixed = orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, weights=list(weights or ()))
+        mixed = orders[0] if len(orders) == 1 else _datasets().mix(orders, weights=list(weights or ()))
         self._batches = mixed.batch(size, batch_fn=list)
 
     def __getitem__(self, step: int) -> list[Problem]:
@@ -106,8 +112,8 @@ class RetiringBatches:
         numbers = range(len(weights or [1.0]))
         self._sources = [[p for p in problems if weights is None or p.source == n] for n in numbers]
         # For every prompt drawn: its source, and its place among those drawn from there.
-        places = [grain.MapDataset.source([n]).repeat().map_with_index(lambda i, n: (n, i)) for n in numbers]
-        self._places = places[0] if len(places) == 1 else grain.MapDataset.mix(places, weights=list(weights or ()))
+        places = [_datasets().source([n]).repeat().map_with_index(lambda i, n: (n, i)) for n in numbers]
+        self._places = places[0] if len(places) == 1 else _datasets().mix(places, weights=list(weights or ()))
         self._cached: dict[int, tuple[Pass, Any]] = {}
 
     def begin(self) -> tuple[Pass, ...]:
@@ -161,7 +167,7 @@ class RetiringBatches:
         if source not in self._cached or self._cached[source][0] != now:
             left_out = set(now.left_out)
             active = [p for p in self._sources[source] if p.uid not in left_out]
-            order = grain.MapDataset.source(active).seed(self._seed + _APART * source).shuffle()
+            order = _datasets().source(active).seed(self._seed + _APART * source).shuffle()
             self._cached[source] = now, order
         return self._cached[source][1]
 

@@ -14,7 +14,8 @@ from grpojax.evaluation.judge import EvaluateConfig, Judge, judge_of, marker_of
 from grpojax.evaluation.rewarded import columns_of, forms_of, read_turns, submit
 from grpojax.evaluation.summary import Attempt, EpisodeRecord, EvalConfig, Sample, means
 from grpojax.programs import batch_shards, packing
-from grpojax.programs.sampler import SamplerConfig, own_tokens, own_turns
+from grpojax.programs.sampler import own_tokens, own_turns
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards import Rewards, answers
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.rewards.worker import REASONS

@@ -10,7 +10,7 @@ import numpy as np
 from grpojax.evaluation.estimates import MOST_SAMPLES, bootstrap, majority_at_k, pass_at_k
 from grpojax.evaluation.judge import Judge
 from grpojax.host.errors import UserError, require
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards.worker import happened
 
 # The metric by which a checkpoint is the best: what the run optimises, on problems held out.

@@ -96,7 +96,7 @@ def platform(compute: Compute) -> str:
 
 
 def dtype_of(cache_dtype: str, compute: Compute) -> jnp.dtype:
-    """The dtype that `grpojax.programs.sampler.SamplerConfig.cache_dtype` stands for.
+    """The dtype that `grpojax.programs.sampler_config.SamplerConfig.cache_dtype` stands for.
 
     Raises:
       UserError: eight bits on a GPU.

@@ -20,7 +20,8 @@ from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import check_mesh, shardings
 from grpojax.programs import adapter, batch_shards, state
 from grpojax.programs.adapter import Adapter
-from grpojax.programs.sampler import SamplerConfig, rollout_program, unfinished
+from grpojax.programs.sampler import rollout_program, unfinished
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.sharding import MeshConfig
 from grpojax.types import Prompts, Rollout
 

@@ -25,7 +25,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from grpojax.device import SHARD, Program, cut
-from grpojax.host.errors import UserError, require
+from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
 from grpojax.models import delta_net, experts, matrix, quantised
 from grpojax.models.attention import FAR
@@ -42,37 +42,10 @@ from grpojax.models.layers import (
 )
 from grpojax.models.weight_table import DECODER, leaf_name
 from grpojax.programs import kv_cache
-from grpojax.programs.token_sampling import DrawConfig, at_position, draw, keys_of_samples
+from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.token_sampling import at_position, draw, keys_of_samples
 from grpojax.sharding import TRAIN, constrain, spec
 from grpojax.types import Array, PerPrompt, Prompts, Rollout, Samples, Scalar, Tokens, pytree
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplerConfig(DrawConfig):
-    """What to draw, and how many samples to decode at a time. `DrawConfig` has temperature and truncation.
-
-    Attributes:
-      group: samples per prompt, G.
-      max_tokens: longest completion, T.
-      decode_slots: samples of one prompt that are decoded at a time; 0 decodes all of them at once. Fewer slots than
-        samples are faster when lengths differ much, because a slot is reused as soon as its sample ends.
-      cache_dtype: dtype of the keys and values that decode steps read. "int8" stores a bfloat16 scale for each token
-        and head (`grpojax.models.quantised`). Prefill attends to a prompt's keys and values before they are rounded.
-      router_replay: keep the experts that the routers of a mixture choose for each token, so that scores and updates
-        choose the same. This takes layers x experts a token bytes for each token.
-    """
-
-    group: int = 8
-    max_tokens: int = 256
-    decode_slots: int = 0
-    cache_dtype: Literal["compute", "float32", "bfloat16", "int8"] = "compute"
-    router_replay: bool = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(self, group="[1, inf)", max_tokens="[1, inf)")
-        if not 0 <= self.decode_slots <= self.group:
-            raise UserError(f"decode_slots={self.decode_slots!r}: must be between 0 (all) and group={self.group}")
 
 
 def sample_groups(

@@ -1,6 +1,5 @@
 """Draws a token: truncates the distribution as configured, and picks the token at a uniform random number."""
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -8,41 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from grpojax.host.errors import UserError, require
+from grpojax.programs.sampler_config import DrawConfig
 from grpojax.sharding import ROLLOUT, spec
 from grpojax.types import Array, Prompts, Samples, Scalar
 
 _BLOCK = 128
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DrawConfig:
-    """The distribution that tokens are drawn from. The cuts apply in this order; each renormalises the distribution.
-
-    Attributes:
-      temperature: 0 is greedy. Otherwise at least 0.001: logits that are divided by less lose the digits that a
-        probability is made of.
-      top_k: keep the k likeliest tokens (ties with the k-th stay; Fan et al., arXiv:1805.04833); 0 keeps all.
-      top_p: keep the smallest set of likeliest tokens with at least this mass (ties stay; Holtzman et al.,
-        arXiv:1904.09751); 1 keeps all.
-      min_p: keep tokens with at least this share of the likeliest one's probability (Nguyen et al.,
-        arXiv:2407.01082); 0 keeps all.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self):
-        require(self, temperature="[0, inf)", top_k="[0, inf)", top_p="(0, 1]", min_p="[0, 1]")
-        if 0 < self.temperature < 0.001:
-            raise UserError(f"temperature={self.temperature:g}: set 0, which is greedy, or at least 0.001")
-
-    @property
-    def truncates(self) -> bool:
-        """Whether tokens of the vocabulary are cut off before drawing."""
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 class _Parts(NamedTuple):

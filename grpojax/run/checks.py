@@ -6,7 +6,7 @@ from grpojax import data, variants
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs import batch_shards, kv_cache, packing
-from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.programs.policy import Policy
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import State

@@ -19,7 +19,8 @@ from grpojax.models import DecoderConfig, flops
 from grpojax.models.compute import Compute
 from grpojax.programs import policy_state, policy_update
 from grpojax.programs.adapter import Adapter
-from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.optimizer import make_optimizer
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network
 from grpojax.programs.update import Learns, make_joint_update, make_update, update_program

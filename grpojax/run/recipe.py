@@ -12,7 +12,7 @@ from grpojax.evaluation import EvaluateConfig, judge_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.models.compute import ModelConfig
-from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.records.metrics import TrackingConfig
 from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run import exclusions, method, parts

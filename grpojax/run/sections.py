@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpojax import extension
 from grpojax.host.errors import UserError, require
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.run import exclusions
 
 if TYPE_CHECKING:

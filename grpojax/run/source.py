@@ -28,7 +28,7 @@ from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.programs import batch_shards, packing, policy_state
 from grpojax.programs.policy import Policy
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards import Rewards, RewardScores
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.run.batch import Batch, Fetch, Sync, take

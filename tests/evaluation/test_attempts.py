@@ -11,7 +11,7 @@ from grpojax.evaluation import EvalConfig, EvaluateConfig, Evaluator, columns_of
 from grpojax.evaluation.attempts import Drawn
 from grpojax.evaluation.summary import EpisodeRecord
 from grpojax.host.errors import UserError
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards import RewardConfig, Rewards, RewardsConfig
 from grpojax.types import Rollout
 

@@ -22,7 +22,7 @@ from grpojax.evaluation import (
 )
 from grpojax.evaluation.summary import EpisodeRecord
 from grpojax.host.errors import UserError
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards import REWARDS
 
 ANSWER = Judge("answer", REWARDS["answer"]())

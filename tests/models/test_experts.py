@@ -21,8 +21,10 @@ from grpojax.models.decoder_config import Experts
 from grpojax.models.quantised import Int8Matrix
 from grpojax.models.weight_table import shardings
 from grpojax.programs import blocks, policy_update, state
-from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
-from grpojax.programs.sampler import SamplerConfig, no_samples, sample_groups
+from grpojax.programs.optimizer import make_optimizer
+from grpojax.programs.optimizer_config import OptimizerConfig
+from grpojax.programs.sampler import no_samples, sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.types import Rows
 

@@ -21,7 +21,8 @@ from grpojax.models import Compute, flops
 from grpojax.models import decoder as dec
 from grpojax.models.weight_table import shardings
 from grpojax.programs import state
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.types import Rows
 
 HYBRID = dataclasses.replace(FAMILIES["qwen3_5"], vocab_size=56)  # whose vocabulary divides

@@ -15,7 +15,8 @@ from grpojax.models import Compute, matrix
 from grpojax.models import decoder as dec
 from grpojax.models.matrix import Matrix, Transposed
 from grpojax.models.quantised import Int8Matrix
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 
 GREEDY = SamplerConfig(group=2, max_tokens=6, temperature=0.0)
 

@@ -21,7 +21,8 @@ from grpojax.programs import kv_cache, state
 from grpojax.programs.kv_cache import Ring
 from grpojax.programs.kv_cache_cpu import CpuCache
 from grpojax.programs.kv_cache_tpu import TpuCache
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.types import Prompts
 
 EIGHT = SamplerConfig(group=5, max_tokens=11, cache_dtype="int8")

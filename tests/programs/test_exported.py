@@ -14,7 +14,8 @@ from plain_decoder import BASE, ragged_batch, random_decoder, with_tokens
 from grpojax import losses
 from grpojax.models import Compute, decoder
 from grpojax.programs import policy_update, state
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.programs.update import make_update
 from grpojax.types import Prompts
 

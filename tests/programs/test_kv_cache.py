@@ -14,7 +14,7 @@ from grpojax.programs import kv_cache
 from grpojax.programs.kv_cache import Ring
 from grpojax.programs.kv_cache_cpu import CpuCache
 from grpojax.programs.kv_cache_tpu import TpuCache
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 
 
 def test_live_blocks_are_those_with_one_of_the_newest_positions():

@@ -14,7 +14,8 @@ from grpojax import sharding
 from grpojax.device import ROWS, Real
 from grpojax.models import Compute, kv_heads, score
 from grpojax.models.weight_table import check_mesh, shardings
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, num_heads=8, num_kv_heads=2, head_dim=4, num_layers=2)
 

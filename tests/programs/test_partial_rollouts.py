@@ -19,7 +19,8 @@ from grpojax.models import Compute, quantised, score
 from grpojax.models.weight_table import shardings
 from grpojax.programs import kv_cache, sampler, state
 from grpojax.programs.kv_cache import Ring
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.types import Rollout
 
 EOS = (0, 1, 2, 3)

@@ -19,7 +19,8 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf
 from grpojax.models.weight_table import shardings
 from grpojax.programs import batch_shards, sampler, state
-from grpojax.programs.sampler import SampleQueue, SamplerConfig, Slots, sample_groups
+from grpojax.programs.sampler import SampleQueue, Slots, sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 
 EOS = tuple(range(6))
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from grpojax import sharding
-from grpojax.programs.token_sampling import DrawConfig, draw
+from grpojax.programs.sampler_config import DrawConfig
+from grpojax.programs.token_sampling import draw
 
 plain_draw = jax.jit(draw, static_argnums=2)  # on one device
 

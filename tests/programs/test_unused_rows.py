@@ -20,8 +20,9 @@ from grpojax.models import Compute, decoder, score
 from grpojax.models.logprobs import log_normalisers, mask_unused, token_scores
 from grpojax.models.weight_table import shardings
 from grpojax.programs import state
-from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.programs.token_sampling import DrawConfig, draw
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import DrawConfig, SamplerConfig
+from grpojax.programs.token_sampling import draw
 
 models = unused_rows.models
 

@@ -17,7 +17,8 @@ from runs import numbers, opened
 
 from grpojax.models import Compute
 from grpojax.programs import sampler
-from grpojax.programs.sampler import SamplerConfig, no_samples
+from grpojax.programs.sampler import no_samples
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.run import recipe as recipes
 from grpojax.train import train
 from grpojax.types import Prompts

@@ -20,7 +20,7 @@ from grpojax import variants
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.models import Compute
-from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.programs.policy import Policy
 from grpojax.records.directory import RunDirectory
 from grpojax.run import checks, make_programs, parts, weighing

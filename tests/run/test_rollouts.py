@@ -10,7 +10,7 @@ from runs import draw, numbers, opened
 from grpojax import data
 from grpojax.data import Pass
 from grpojax.host.errors import UserError
-from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.records.samples import read_samples
 from grpojax.run import checks
 from grpojax.run import recipe as config

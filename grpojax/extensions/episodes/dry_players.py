@@ -12,7 +12,7 @@ from grpojax.extensions.episodes.episode_sampler import EpisodeSampler
 from grpojax.extensions.episodes.open_episodes import Notes
 from grpojax.extensions.episodes.players import COUNTS, Begun, Played, Players
 from grpojax.programs.policy import DryPolicy
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.run.recipe import Config
 from grpojax.types import Array
 

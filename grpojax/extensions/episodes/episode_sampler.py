@@ -34,7 +34,8 @@ from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.layers import LayerKind, kinds_of_layers, rope_tables, tables_of_layer
 from grpojax.programs import kv_cache, sampler
 from grpojax.programs.policy import Policy
-from grpojax.programs.sampler import DecodeConstants, SampleQueue, SamplerConfig, unfinished
+from grpojax.programs.sampler import DecodeConstants, SampleQueue, unfinished
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.sharding import constrain
 from grpojax.types import Array, PerPrompt, Prompts, Rollout, Samples, Scalar, Tokens, pytree
 

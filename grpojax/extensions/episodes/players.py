@@ -33,7 +33,7 @@ from grpojax.host import processes
 from grpojax.host.errors import UserError
 from grpojax.programs import packing
 from grpojax.programs.policy import Policy
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards import Rewards
 from grpojax.run.batch import turns_of
 from grpojax.run.recipe import Config

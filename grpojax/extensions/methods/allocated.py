@@ -15,7 +15,7 @@ from grpojax.extensions.methods.exemplars import Exemplars
 from grpojax.extensions.methods.method_sections import AllocationConfig
 from grpojax.host.console import log
 from grpojax.host.on_host import on_host
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.run.batch import Batch, success_of
 from grpojax.run.parts.part import Part, mean
 from grpojax.run.sections import RolloutConfig

@@ -11,7 +11,7 @@ import numpy as np
 from grpojax import data
 from grpojax.evaluation import submit
 from grpojax.models import quantised
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards import RewardScores
 from grpojax.run.batch import Batch, Fetch
 from grpojax.run.parts.part import Declared, Part

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from grpojax.host.errors import UserError, require
-from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.run import exclusions
 
 

@@ -19,7 +19,7 @@ from grpojax.extensions.methods.influence import Influences
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.programs import batch_shards, policy_state
-from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.records.methods import Differences, differences, in_a_line, label, without_repeats
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run import learn, recipe

@@ -13,8 +13,7 @@ import numpy as np
 
 from grpojax.cli.engine import Engine
 from grpojax.host.console import log
-from grpojax.programs.sampler import SamplerConfig
-from grpojax.programs.token_sampling import DrawConfig
+from grpojax.programs.sampler_config import DrawConfig, SamplerConfig
 from grpojax.types import Prompts
 
 # An idle batcher waits this long after a request, so that a burst of requests is one batch.

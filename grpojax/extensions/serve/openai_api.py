@@ -29,7 +29,7 @@ from grpojax.extensions.serve.batcher import DrawnCompletion, Request
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models.hf import token_bytes
-from grpojax.programs.token_sampling import DrawConfig
+from grpojax.programs.sampler_config import DrawConfig
 
 MOST_BYTES = 64 * 2**20  # of a request
 LOOK_SECONDS = 0.5  # so often a request that waits looks whether its client is still there

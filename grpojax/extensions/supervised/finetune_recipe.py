@@ -10,7 +10,7 @@ from grpojax.extensions.supervised.answered import AnsweredConfig
 from grpojax.host import settings
 from grpojax.host.errors import UserError, require
 from grpojax.models.compute import ModelConfig
-from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run.profiling import ProfileConfig
 from grpojax.run.sections import RunConfig

@@ -4,7 +4,8 @@ import functools
 
 from grpojax.models import flops
 from grpojax.programs import policy_state
-from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.optimizer import make_optimizer
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.update import Learns, Loss
 from grpojax.run.make_programs import Programs, score_program, update_of

@@ -26,7 +26,8 @@ from grpojax.models.quantised import Int8Matrix
 from grpojax.models.weight_table import DECODER, shardings
 from grpojax.programs import adapter, policy_state, policy_update, state
 from grpojax.programs.optimizer import decayed
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.programs.update import Learns, make_update, update_program
 
 CONFIG = dataclasses.replace(

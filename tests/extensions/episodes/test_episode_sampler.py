@@ -18,7 +18,8 @@ from grpojax.models import Compute, score
 from grpojax.models.weight_table import shardings
 from grpojax.programs import state
 from grpojax.programs.policy import on_shards
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.types import Rollout
 
 EOS = (0, 1, 2, 3)

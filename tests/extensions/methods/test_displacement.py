@@ -15,7 +15,7 @@ from grpojax import diagnostics
 from grpojax.cli import main as cli
 from grpojax.extensions.methods import question_updates
 from grpojax.host.errors import UserError
-from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.run.run_state import State
 from grpojax.types import TrainState
 

@@ -8,7 +8,7 @@ from runs import numbers, opened
 from grpojax import data, masked
 from grpojax.advantages import Signals
 from grpojax.host.errors import UserError
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.run import recipe as config
 from grpojax.train import train
 

@@ -14,7 +14,8 @@ from grpojax.extensions.plan import hlo
 from grpojax.models import Compute
 from grpojax.models.weight_table import shardings
 from grpojax.programs import state
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.types import Prompts
 
 EIGHT = SamplerConfig(group=5, max_tokens=11, cache_dtype="int8")

@@ -14,7 +14,8 @@ from grpojax.models import Compute, decoder, score
 from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
 from grpojax.programs import policy_update, state
-from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.optimizer import make_optimizer
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.programs.update import make_update, update_program
 
 MESH = sharding.MeshConfig(data=2, fsdp=2, tensor=2)

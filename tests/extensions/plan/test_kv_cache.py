@@ -16,7 +16,7 @@ from grpojax import sharding
 from grpojax.extensions.plan import hlo, plan_shapes
 from grpojax.models import Compute, flops
 from grpojax.programs import kv_cache
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 
 
 def test_a_token_reads_weights_prompts_and_live_blocks():

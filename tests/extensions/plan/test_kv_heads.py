@@ -12,7 +12,8 @@ from grpojax.extensions.plan import hlo
 from grpojax.models import Compute
 from grpojax.models.weight_table import shardings
 from grpojax.programs import state
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, num_heads=8, num_kv_heads=2, head_dim=4, num_layers=2)
 

@@ -25,7 +25,8 @@ from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, dispatch, flops
 from grpojax.models.compute import ModelConfig
 from grpojax.models.decoder_config import Experts
-from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.optimizer import make_optimizer
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.programs.policy_update import policy_objective
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.programs.update import make_update

@@ -12,6 +12,7 @@ from grpojax import losses
 from grpojax.extensions.plan.plan_shapes import SHAPES
 from grpojax.models import Compute
 from grpojax.programs import optimizer, policy_update, state
+from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.programs.update import make_update
 
 
@@ -48,7 +49,7 @@ def test_a_model_with_the_ratios_of_a_published_one_learns(name):
     there = np.arange(9) < batch.lengths[..., None]
     weights = np.asarray(losses.loss_weights(there, "token_mean"))
     batch = with_tokens(batch, advantages=there * np.float32([[[1], [-1]], [[-1], [1]]]), weights=weights)
-    tx = optimizer.make_optimizer(optimizer.OptimizerConfig(name="sgd", b1=0.0), 10)
+    tx = optimizer.make_optimizer(OptimizerConfig(name="sgd", b1=0.0), 10)
     loss = policy_update.policy_objective(graph, losses.Objective(), Compute())
     update = jax.jit(make_update(loss, tx), donate_argnums=0)
     learner, metrics = update(state.init_state(params, tx), {}, flat_batches.pack(batch)[0])

@@ -6,7 +6,8 @@ import pytest
 
 from grpojax import sharding
 from grpojax.extensions.plan import hlo
-from grpojax.programs.token_sampling import DrawConfig, draw
+from grpojax.programs.sampler_config import DrawConfig
+from grpojax.programs.token_sampling import draw
 
 
 @pytest.mark.parametrize(

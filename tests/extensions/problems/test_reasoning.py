@@ -12,7 +12,8 @@ from grpojax import data
 from grpojax.data import SourceConfig
 from grpojax.extensions.problems import reasoning
 from grpojax.models import Compute, hf
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards.builtin import Follows
 
 LEVELS = tuple(range(1, 10))
