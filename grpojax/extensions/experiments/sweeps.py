@@ -94,7 +94,7 @@ class SweepRecord:
 
         Example:
           >>> methods = {"a": Compared(variant="a", control="c", baseline="grpo"), "c": Compared(variant="c")}
-          >>> Record(methods=methods, seeds=(0,)).comparisons
+          >>> SweepRecord(methods=methods, seeds=(0,)).comparisons
           [('a', 'c'), ('a', 'grpo')]
         """
         pairs = [(label, other) for label, m in self.methods.items() for other in (m.control, m.baseline)]

@@ -45,7 +45,7 @@ class CriticNetwork(nnx.Module):
       >>> from grpojax.models import DecoderConfig
       >>> config = DecoderConfig(family="qwen3", vocab_size=64, hidden_size=16, intermediate_size=32, num_layers=2,
       ...                        num_heads=4, num_kv_heads=2, head_dim=4, rope_theta=1e4, qk_norm=True)
-      >>> graph, params = nnx.split(Critic(trunk_config(config), rngs=nnx.Rngs(0)))
+      >>> graph, params = nnx.split(CriticNetwork(trunk_config(config), rngs=nnx.Rngs(0)))
       >>> params["token_head"].shape, float(params["token_head"][...].sum())
       ((16,), 0.0)
     """
