@@ -17,14 +17,14 @@ from grpojax.types import Array
 
 
 class Adapter(Protocol):
-    """A few weights, the factors, that learn on frozen ones, the base. An extension has it, made of the section
-    ``model.adapter`` of a recipe (`of`). It is hashable.
+    """A few weights, the factors, that learn on frozen ones, the base. `of` makes it from the section ``model.adapter``
+    of a recipe, by the class of an extension. It is hashable.
 
     Both make the tree of weights that a forward takes (`joined`). In the base a `grpojax.models.matrix.Matrix` stands
     for each array that has factors. A checkpoint has the factors only.
 
     Attributes:
-      path: folder with the factors that a run starts from; None where it starts from such that change nothing.
+      path: folder with the factors that a run starts from; None if these change nothing at first.
       merged: whether a rollout samples with one array for each weight, of base and factors.
       table: the factors by name.
     """
