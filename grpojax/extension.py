@@ -39,6 +39,10 @@ class Names:
         Only extensions that come with grpojax have one.
       recipes: recipes of other commands than ``train``: how such a recipe is read and what it runs
         (`grpojax.run.dry.RecipeKind`).
+      families: of models, by their ``model_type``: the `grpojax.models.hf.family.Family`.
+      weights: a mixer's or an MLP's (`grpojax.models.layer_kinds`), by its name: its rows of the table of weights.
+      axes: no words with paths, but the logical axes that only these weights have, with the mesh axes that cut them
+        (`grpojax.sharding.TRAIN`).
       problems: schemes of sources of generated problems: a module with ``rows(name, options)`` and
         ``content(name, question)``. The path is that of a module.
       rewards: functions that a recipe may name as rewards.
@@ -56,6 +60,9 @@ class Names:
     needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     recipes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    families: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    axes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     problems: Mapping[str, str] = dataclasses.field(default_factory=dict)
     rewards: Mapping[str, str] = dataclasses.field(default_factory=dict)
     environments: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -106,6 +113,11 @@ def words(kind: str) -> dict[str, str]:
                 )
             found[word], owners[word] = path, name
     return found
+
+
+def axes() -> dict[str, tuple[str, ...]]:
+    """The logical axes of all extensions (`Names.axes`)."""
+    return {axis: over for names in installed().values() for axis, over in names.axes.items()}
 
 
 def require(kind: str, word: str, asked: str) -> str:

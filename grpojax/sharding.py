@@ -4,7 +4,7 @@ Four mesh axes: ``data`` (weights replicated), ``fsdp`` (weights cut, gathered l
 ``tensor`` (heads, MLP and vocabulary cut).
 
 ``expert`` is for mixtures of experts. It cuts a layer's experts into groups, and each of its devices keeps its own
-group: no expert is gathered over it, and tokens travel to their experts and back (`grpojax.models.dispatch`). The
+group: no expert is gathered over it, and tokens travel to their experts and back. The
 devices would have nothing else to do with the same tokens, so the axis cuts the batch as well. All other weights are
 small in a mixture. For them it is a second ``fsdp``: they are cut over both axes and gathered layer by layer.
 
@@ -23,6 +23,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from grpojax import extension
 from grpojax.host.errors import UserError
 from grpojax.types import Array
 
@@ -31,35 +32,27 @@ AXES = ("data", "fsdp", "expert", "tensor")
 Rules = Mapping[str, tuple[str, ...]]
 
 # Logical axis -> mesh axes. "embed" and "hidden" are both the hidden size: "embed" for matrices, "hidden" for norms and
-# biases, which are small and stay whole. "expert_embed" is the hidden size of experts, whose first axis takes
-# ``expert``. TRAIN also cuts weights over fsdp. ROLLOUT keeps whole weights on each fsdp shard, so that decoding never
-# moves a weight; experts stay cut over ``expert`` there, so that each device reads only its own.
+# biases, which are small and stay whole. TRAIN also cuts weights over fsdp. ROLLOUT keeps whole weights on each fsdp
+# shard, so that decoding never moves a weight; what is cut over ``expert`` stays so, and each device reads its own.
+_BROUGHT: Rules = extension.axes()
 TRAIN: Rules = {
     "shard": ("data", "fsdp", "expert"),
     "embed": ("fsdp", "expert"),
-    "expert_embed": ("fsdp",),
     "heads": ("tensor",),
     "head_count": ("tensor",),
     "kv_heads": ("tensor",),
     "gated_heads": ("tensor",),
-    "delta_keys": ("tensor",),
-    "delta_values": ("tensor",),
-    "delta_heads": ("tensor",),
-    "value_size": (),
-    "taps": (),
     "mlp": ("tensor",),
-    "expert_mlp": ("tensor",),
-    "shared_mlp": ("tensor",),
-    "experts": ("expert",),
-    "choices": (),
     "one": (),
     "vocab": ("tensor",),
     "hidden": (),
     "head_dim": (),
     "rank": (),
     "layers": (),
+    **_BROUGHT,
 }
-ROLLOUT: Rules = {**TRAIN, "embed": (), "expert_embed": ()}
+_WHOLE = {name: tuple(axis for axis in axes if axis != "fsdp") for name, axes in _BROUGHT.items()}
+ROLLOUT: Rules = {**TRAIN, "embed": (), **_WHOLE}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

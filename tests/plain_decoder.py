@@ -1,7 +1,11 @@
-"""Small random decoders, ragged batches, and a plain forward of one sequence at a time."""
+"""Small random decoders, ragged batches, and a plain forward of one sequence at a time.
+
+Decoders with layers that an extension brings are there if the extension is.
+"""
 
 import dataclasses
 import functools
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +15,7 @@ from flax import nnx
 
 from grpojax import losses, masked
 from grpojax.models import Decoder, DecoderConfig, decoder
-from grpojax.models.decoder_config import DeltaNet, Experts, Llama3Scaling
+from grpojax.models.decoder_config import Llama3Scaling
 from grpojax.models.weight_table import DECODER, layers_with
 from grpojax.types import Prompts
 
@@ -51,29 +55,44 @@ FAMILIES = {
         BASE, family="ministral3", qkv_bias=False, query_growth=0.7,
         rope_scaling=Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=3),
     ),
-    "gpt_oss": dataclasses.replace(
-        BASE, family="gpt_oss", out_bias=True, sinks=True, tie_embeddings=False, window=3, windowed_layers=(0,),
-        experts=Experts(count=5, chosen=2, size=14, biased=True, limit=0.6),
-    ),
-    "glm4_moe": dataclasses.replace(
-        BASE, family="glm4_moe", num_layers=3, qk_norm=True, rotary_dim=4, dense_layers=1,
-        experts=Experts(
-            count=6, chosen=2, size=14, shared=22, shared_gate=False, sigmoid=True, corrected=True, groups=3,
-            groups_chosen=2, scale=1.7,
+}  # fmt: skip
+
+if find_spec("grpojax.extensions.mixtures"):
+    from grpojax.extensions.mixtures.experts import Experts
+
+    FAMILIES |= {
+        "gpt_oss": dataclasses.replace(
+            BASE, family="gpt_oss", out_bias=True, sinks=True, tie_embeddings=False, window=3, windowed_layers=(0,),
+            mlp=Experts(count=5, chosen=2, size=14, biased=True, limit=0.6),
         ),
-    ),
-    "qwen3_5": dataclasses.replace(
+        "glm4_moe": dataclasses.replace(
+            BASE, family="glm4_moe", num_layers=3, qk_norm=True, rotary_dim=4, dense_layers=1,
+            mlp=Experts(
+                count=6, chosen=2, size=14, shared=22, shared_gate=False, sigmoid=True, corrected=True, groups=3,
+                groups_chosen=2, scale=1.7,
+            ),
+        ),
+        "qwen2_moe": dataclasses.replace(
+            BASE, family="qwen2_moe", mlp=Experts(count=5, chosen=2, size=14, renormalised=False, shared=22)
+        ),
+    }  # fmt: skip
+    MIXTURE = dataclasses.replace(
+        FAMILIES["qwen3"], family="qwen3_moe", vocab_size=56, mlp=Experts(count=5, chosen=2, size=14)
+    )  # whose vocabulary divides
+
+if find_spec("grpojax.extensions.delta"):
+    from grpojax.extensions.delta.delta_net import DeltaNet
+
+    FAMILIES["qwen3_5"] = dataclasses.replace(
         BASE, family="qwen3_5_text", qkv_bias=False, qk_norm=True, head_dim=12, rotary_dim=6, output_gate=True,
         norms_add_one=True, num_layers=4, norm_eps=1e-2,  # norms of what a delta net gives, which may be near 0
-        delta=DeltaNet(key_heads=2, value_heads=6, key_size=5, value_size=7, taps=3, attention_layers=(1, 3)),
-    ),
-    "qwen2_moe": dataclasses.replace(
-        BASE, family="qwen2_moe", experts=Experts(count=5, chosen=2, size=14, renormalised=False, shared=22)
-    ),
-}  # fmt: skip
-MIXTURE = dataclasses.replace(
-    FAMILIES["qwen3"], family="qwen3_moe", vocab_size=56, experts=Experts(count=5, chosen=2, size=14)
-)  # whose vocabulary divides
+        mixer=DeltaNet(key_heads=2, value_heads=6, key_size=5, value_size=7, taps=3), mixer_layers=(0, 2),
+    )  # fmt: skip
+
+
+def there(*names):
+    """Those of these parameters of a test whose first is the name of a decoder that is there."""
+    return [x for x in names if (x if isinstance(x, str) else getattr(x, "values", x)[0]) in FAMILIES]
 
 
 # By itself the forward would compile each of its operations.
@@ -233,7 +252,7 @@ def has(c, name, i):
 
 def plain_delta_net(h, w, c):
     """A loop over tokens and heads of ``h [n, N, D]``."""
-    d, size = c.delta, h.shape[1]
+    d, size = c.mixer, h.shape[1]
     inputs = []
     for name in "qkv":
         x, y = h @ w[f"delta_{name}"], 0.0
@@ -277,36 +296,36 @@ def swish(x):
 def plain_mixture(h, w, c):
     """A loop over experts: each works on every token, and counts where it is among those of the highest logits."""
     logits = h @ w["router"] + w.get("router_bias", 0.0)
-    score = 1 / (1 + jnp.exp(-logits)) if c.experts.sigmoid else jnp.exp(logits)
-    by = score + w["router_correction"] if c.experts.corrected else score
-    size = c.experts.count // c.experts.groups
-    if c.experts.groups > 1:
-        groups = [by[..., i * size : (i + 1) * size] for i in range(c.experts.groups)]
+    score = 1 / (1 + jnp.exp(-logits)) if c.mlp.sigmoid else jnp.exp(logits)
+    by = score + w["router_correction"] if c.mlp.corrected else score
+    size = c.mlp.count // c.mlp.groups
+    if c.mlp.groups > 1:
+        groups = [by[..., i * size : (i + 1) * size] for i in range(c.mlp.groups)]
         best = [jnp.sort(x, -1)[..., -2:].sum(-1) for x in groups]
-        for i in range(c.experts.groups):
+        for i in range(c.mlp.groups):
             better = sum((x > best[i]).astype(int) for x in best)[..., None]
-            groups[i] = jnp.where(better >= c.experts.groups_chosen, -jnp.inf, groups[i])
+            groups[i] = jnp.where(better >= c.mlp.groups_chosen, -jnp.inf, groups[i])
         by = jnp.concatenate(groups, -1)
-    least = jnp.sort(by, -1)[..., -c.experts.chosen, None]
+    least = jnp.sort(by, -1)[..., -c.mlp.chosen, None]
     share = jnp.where(by >= least, score, 0.0)
-    if c.experts.renormalised or not c.experts.sigmoid:
-        share = share / (share if c.experts.renormalised else score).sum(-1, keepdims=True)
+    if c.mlp.renormalised or not c.mlp.sigmoid:
+        share = share / (share if c.mlp.renormalised else score).sum(-1, keepdims=True)
     y = jnp.zeros_like(h)
 
     def product(x, name, e):
-        return x @ w[name][e] + (w[f"{name}_bias"][e] if c.experts.biased else 0.0)
+        return x @ w[name][e] + (w[f"{name}_bias"][e] if c.mlp.biased else 0.0)
 
-    for e in range(c.experts.count):
+    for e in range(c.mlp.count):
         gate, up = product(h, "expert_gate", e), product(h, "expert_up", e)
-        if c.experts.limit:
-            gate, up = jnp.minimum(gate, c.experts.limit), jnp.clip(up, -c.experts.limit, c.experts.limit)
-            mid = (up + 1) * gate / (1 + jnp.exp(-c.experts.alpha * gate))
+        if c.mlp.limit:
+            gate, up = jnp.minimum(gate, c.mlp.limit), jnp.clip(up, -c.mlp.limit, c.mlp.limit)
+            mid = (up + 1) * gate / (1 + jnp.exp(-c.mlp.alpha * gate))
         else:
             mid = swish(gate) * up
-        y = y + c.experts.scale * share[..., e, None] * product(mid, "expert_down", e)
-    if c.experts.shared:
+        y = y + c.mlp.scale * share[..., e, None] * product(mid, "expert_down", e)
+    if c.mlp.shared:
         mid = swish(h @ w["shared_gate"]) * (h @ w["shared_up"])
-        weight = 1 / (1 + jnp.exp(-h @ w["shared_router"])) if c.experts.shared_gate else 1.0
+        weight = 1 / (1 + jnp.exp(-h @ w["shared_router"])) if c.mlp.shared_gate else 1.0
         y = y + weight * (mid @ w["shared_down"])
     return y
 

@@ -2,9 +2,12 @@
 
 import copy
 import json
+from typing import Any
 
 import tokenizers
 import transformers
+
+from grpojax.models.hf.families import FAMILIES
 
 # Sizes differ wherever they may, so that swapped axes fail; over "tensor" and over "fsdp" all of them halve.
 _SIZES = dict(
@@ -296,6 +299,14 @@ MODELS = {
         dict(**_EXPERTS, shared_expert_intermediate_size=22, norm_topk_prob=True, qkv_bias=False),
     ),
 }
+
+
+MODELS = {name: given for name, given in MODELS.items() if given[0] in FAMILIES}  # an extension may not be there
+
+
+def there(*names: Any) -> list:
+    """Those of these parameters of a test that are, or have as their first value, the name of one of `MODELS`."""
+    return [x for x in names if (x if isinstance(x, str) else x.values[0]) in MODELS]
 
 
 def config(name: str, **changes):

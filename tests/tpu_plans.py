@@ -14,7 +14,7 @@ PLANNED = """
 import dataclasses, json, sys
 from unittest import mock
 from grpojax.models import DecoderConfig, compute_of
-from grpojax.models.decoder_config import Experts
+from grpojax.extensions.mixtures.experts import Experts
 from grpojax.run import recipe
 from grpojax.extensions.plan import planner
 
@@ -22,8 +22,8 @@ def planned(model, topology, programs, given, **more):
     def compute(*args, **how):
         return dataclasses.replace(compute_of(*args, **how), **more)
 
-    if model["experts"] is not None:
-        model = model | {"experts": Experts(**model["experts"])}
+    if model["mlp"] is not None:
+        model = model | {"mlp": Experts(**model["mlp"])}
     with mock.patch.object(planner, "compute_of", compute):
         config, model = recipe.load(*given), DecoderConfig(**model)
         return planner.plan(config, topology=topology, model=model, programs=programs).reports

@@ -110,7 +110,7 @@ def phase_figures(
 def matmul_rate(c: DecoderConfig, tokens: int, dtype: str) -> float:
     """FLOP/s of this device at the model's own largest shapes: the MLP forward and its two backward products. A mixture
     has the MLPs of its experts only."""
-    d, f = c.hidden_size, c.intermediate_size if c.experts is None else max(c.experts.size, c.experts.shared)
+    d, f = c.hidden_size, c.intermediate_size if c.mlp is None else c.mlp.width
     x, w, y = jnp.ones((tokens, d), dtype), jnp.ones((d, f), dtype), jnp.ones((tokens, f), dtype)
     products = (
         (Program("", lambda a, b: a @ b), x, w),

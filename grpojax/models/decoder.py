@@ -7,7 +7,7 @@ their own. Weights are stacked over layers and scanned.
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,19 @@ from flax import nnx
 from grpojax.models import attention as att
 from grpojax.models import blocked_attention, matrix
 from grpojax.models.compute import Compute
-from grpojax.models.decoder_config import DecoderConfig, Kind
-from grpojax.models.delta_net import DeltaLayer, Projected, States, by_layer
-from grpojax.models.experts import Observe, layer
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.layer_kinds import Kind, Mixer, Observe
 from grpojax.models.layers import (
     HybridLayerWeights,
+    Layer,
     LayerWeights,
+    differences,
     final_norm,
-    kinds_of_layers,
     rope_tables,
     tables_of_layer,
 )
 from grpojax.models.logprobs import mask_unused, token_scores
-from grpojax.models.weight_table import DECODER, initial
+from grpojax.models.weight_table import DECODER, by_layer, initial
 from grpojax.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
 from grpojax.types import Array, Rows
 
@@ -40,7 +40,7 @@ class Scores(NamedTuple):
     """Results of a forward for each completion token, ``[B, R, S]`` float32 (``hidden``: ``[B, R, S, D]``).
 
     Values on padding are finite and mean nothing. ``entropy``, ``hidden`` and ``observed`` are None unless asked for.
-    ``observed`` is ``[layers, ...]``: the result of `score`'s ``observe`` for each layer of a mixture of experts.
+    ``observed`` is ``[layers, ...]``: the result of `score`'s ``observe`` for each layer with an MLP that tells it.
     """
 
     logps: Array
@@ -55,12 +55,12 @@ class PromptStates(NamedTuple):
     Attributes:
       last: ``[B, K, D]``, normed hidden states after each prompt's last token.
       kv: keys and values of all layers that attend ``[layers, B, K, L, Hkv, d]``, already rotated.
-      delta: states of all delta nets ``[layers, B, K, ...]``; None if there are none.
+      states: those of all layers with another mixer, ``[layers, B, K, ...]``; None if there are none.
     """
 
     last: Array
     kv: tuple[Array, Array]
-    delta: States | None = None
+    states: Any = None
 
 
 class Decoder(nnx.Module):
@@ -165,7 +165,7 @@ def scan_layers(
 ) -> tuple[Any, dict[Kind, Any]]:
     """``lax.scan`` over the stacked layers. A step of the scan runs one `DecoderConfig.period`, which is one layer if
     all are of one kind. In it, neighbours of one kind are a scan of their own, so that each kind is compiled once. The
-    first layers without experts run before it.
+    first layers of another kind (`DecoderConfig.dense_layers`) run before it.
 
     Args:
       model: the decoder.
@@ -179,10 +179,11 @@ def scan_layers(
     ys, first, period = dict[Kind, Any](), config.dense_layers, config.period
     steps = {kind: _checkpointed(bodies[kind], remat, unroll) for kind in dict.fromkeys(period)}
     if first:
-        one = _checkpointed(bodies["dense"], remat, True)
-        carry, ys["dense"] = _dense_layers(one, carry, weights, xs["dense"], first)
-        rest = {name: w for name, w in weights.items() if DECODER[name].of("mixture")}
-        both = [name for name in rest if DECODER[name].of("dense")]
+        kind = config.kinds[0]
+        one = _checkpointed(bodies[kind], remat, True)
+        carry, ys[kind] = _first_layers(one, carry, weights, xs[kind], kind, first)
+        rest = {name: w for name, w in weights.items() if DECODER[name].of(period[0])}
+        both = [name for name in rest if DECODER[name].of(kind)]
         weights = rest | {name: jax.tree.map(lambda x: x[first:], rest[name]) for name in both}
     scan = _one_by_one if unroll else jax.lax.scan
     if len(period) == 1:
@@ -222,11 +223,13 @@ def _runs(
     return [(kind, mine, next(given[kind])) for (kind, _), mine in zip(runs, by_run, strict=True)]
 
 
-def _dense_layers(step: Callable[..., Any], carry: Any, weights: Mapping[str, Any], xs: Any, count: int) -> Any:
-    """Runs the first ``count`` layers, which have no experts; ``xs [count, ...]``."""
-    those = {name: jax.tree.map(lambda x: x[:count], w) for name, w in weights.items() if DECODER[name].of("dense")}
+def _first_layers(
+    step: Callable[..., Any], carry: Any, weights: Mapping[str, Any], xs: Any, kind: Kind, count: int
+) -> Any:
+    """Runs the first ``count`` layers, of one kind; ``xs [count, ...]``."""
+    those = {name: jax.tree.map(lambda x: x[:count], w) for name, w in weights.items() if DECODER[name].of(kind)}
     listed, ys = {name: _unstacked(w, count) for name, w in those.items()}, []
-    for given in zip(by_layer(listed, ("dense",) * count), _unstacked(xs, count), strict=True):
+    for given in zip(by_layer(listed, (kind,) * count), _unstacked(xs, count), strict=True):
         carry, y = step(carry, given)
         ys.append(y)
     return carry, _stacked(ys)
@@ -271,7 +274,7 @@ _slices.defvjp(lambda x: (_slices(x), None), lambda _, grads: (jnp.stack(grads),
 def run_prompts(
     model: Decoder, prompts: Array, lengths: Array, compute: Compute, observe: Observe | None = None
 ) -> tuple[PromptStates, Any]:
-    """Prefill of ``prompts [B, K, L]``. Also returns what ``observe`` makes of each layer's `Routing`,
+    """Prefill of ``prompts [B, K, L]``. Also returns what ``observe`` makes of what each layer's MLP tells,
     ``[layers, B, K, L, ...]``."""
     x = embed_tokens(model, prompts, compute, whole=True)
     return _prompts(model, x, lengths, compute, remat="none", observe=observe)
@@ -280,15 +283,15 @@ def run_prompts(
 def read_prompts(model: Decoder, rows: Rows, compute: Compute) -> PromptStates:
     """Runs the prompts of ``rows`` for `grpojax.types.Rows.read`, which `token_states` uses; has a gradient."""
     x = embed_tokens(model, rows.prompts, compute)
-    how = {"remat": compute.remat, "kept": _of_layers(rows.prompt_choices, model)}
+    how = {"remat": compute.remat, "choices": _of_layers(rows.prompt_choices, model)}
     return _prompts(model, x, rows.prompt_lengths, compute, **how)[0]
 
 
 def _of_layers(choices: Array | None, model: Decoder) -> Array | None:
-    """Choices ``[..., C]`` of all layers with experts as ``[layers, ..., k]``."""
+    """Choices ``[..., C]`` of all layers with an MLP that chooses as ``[layers, ..., k]``."""
     if choices is None:
         return None
-    if not (layers := len(model.config.layers_of("mixture"))):
+    if not (layers := len(model.config.mlp_layers)):
         raise ValueError("choices of experts for a decoder without experts")
     return jnp.moveaxis(choices.reshape(*choices.shape[:-1], layers, -1), -2, 0)
 
@@ -298,7 +301,7 @@ def _run_layers(
     x: Array,
     positions: Array,
     attend: Callable[..., tuple[Array, Any]],
-    recur: Callable[[DeltaLayer, Projected, Any], tuple[Array, Any]],
+    mix: Callable[[Mixer, Layer, Any, Any], tuple[Array, Any]],
     compute: Compute,
     *,
     remat: Remat,
@@ -306,8 +309,8 @@ def _run_layers(
     read: PromptStates | None = None,
     pinned: bool = True,
     observe: Observe | None = None,
-    kept: Array | None = None,
-) -> tuple[Array, Any, Any]:
+    choices: Array | None = None,
+) -> tuple[Array, Any, Any, Any]:
     """Runs tokens through all layers. Prompts, rows, and both as one stream use this same loop.
 
     Args:
@@ -315,54 +318,62 @@ def _run_layers(
       x: ``[B, ..., D]``, embedded tokens.
       positions: positions of the tokens; the axes of ``x`` before D, or those of them that positions vary over.
       attend: one layer's attention ``(q, k, v, read, window, logits) -> (attended, kept)``.
-      recur: the same for one layer's delta net, ``(layer, projected, read) -> (output, kept)``.
+      mix: the same for one layer with another mixer, ``(mixer, layer, projected, read) -> (mixed, kept)``.
       compute, remat: how to run the layers.
       one: see `Layer`.
       read: the prompts as they were read before. Keys and values are passed to ``attend`` layer by layer, states to
-        ``recur``.
+        ``mix``.
       pinned: keep each layer's output whole on every device of a data-parallel shard.
-      observe: function of each layer's routing.
-      kept: ``[layers, ..., k]``, the experts to choose (`grpojax.models.experts.MixtureLayer`).
+      observe: function of what each layer's MLP tells.
+      choices: ``[layers, ..., k]``, what the MLPs are to choose (`Layer`).
 
     Returns:
-      ``(x, kept, observed)``: hidden states that are not normed yet, what each kind of layer kept, ``[layers of that
-      kind, ...]``, and a tree of ``[layers, ...]``.
+      ``(x, attended, mixed, observed)``: hidden states that are not normed yet, what the layers kept that attend and
+      those with another mixer, ``[layers of that mixer, ...]``, and a tree of ``[layers, ...]``.
     """
-    tables = rope_tables(model.config, positions)
+    config, tables = model.config, rope_tables(model.config, positions)
 
     def placed(x: Array) -> Array:
         return constrain(x, compute.mesh, "shard", None, None) if pinned else x
 
-    def attention_layer(x, weights_given):
-        weights, (read, kind, chosen) = weights_given
-        block = layer(weights, model.config, compute, one, kept=chosen)
-        window = None if kind.windowed is None else att.Window(model.config.window, kind.windowed)
+    def body(kind: Kind):
+        def attention_layer(x, weights_given):
+            weights, (read, differs, chosen) = weights_given
+            layer = Layer(kind, weights, config, compute, one, choices=chosen)
+            window = None if differs.windowed is None else att.Window(config.window, differs.windowed)
 
-        def of_layer(q, k, v, logits):
-            return attend(q, k, v, read, window, logits)
+            def of_layer(q, k, v, logits):
+                return attend(q, k, v, read, window, logits)
 
-        x, kept = block.forward(x, tables_of_layer(tables, kind), of_layer)
-        return placed(x), (kept, None if observe is None or block.routing is None else observe(block.routing))
+            x, kept = layer.forward(x, tables_of_layer(tables, differs), of_layer)
+            return placed(x), (kept, None if observe is None or layer.seen is None else observe(layer.seen))
 
-    def delta_layer(x, weights_read):
-        block = DeltaLayer(weights_read[0], model.config, compute, one)
-        x, kept = block.mix(x, lambda projected: recur(block, projected, weights_read[1]))
-        return placed(x), kept
+        def mixer_layer(x, weights_read):
+            layer, mixer = Layer(kind, weights_read[0], config, compute, one), cast(Mixer, config.mixer)
+            x, kept = layer.mix(x, lambda projected: mix(mixer, layer, projected, weights_read[1]))
+            return placed(x), kept
 
-    bodies: dict[Kind, Any] = {"attention": attention_layer, "delta": delta_layer}
-    bodies |= {"dense": attention_layer, "mixture": attention_layer}
-    read_by = None if read is None else read.kv, kinds_of_layers(model.config)
-    xs: dict[Kind, Any] = {"attention": (*read_by, kept), "delta": None if read is None else read.delta}
-    if first := model.config.dense_layers:
-        xs["dense"] = (*jax.tree.map(lambda y: y[:first], read_by), None)
-        xs["mixture"] = (*jax.tree.map(lambda y: y[first:], read_by), kept)
-    x, made = scan_layers(model, bodies, x, xs, remat=remat, unroll=compute.unrolls)
+        return attention_layer if kind.mixer == Kind().mixer else mixer_layer
+
+    kinds, first = dict.fromkeys(config.kinds), config.dense_layers
+    given = None if read is None else read.kv, differences(config)
+    xs: dict[Kind, Any] = {}
+    for kind in kinds:
+        if kind.mixer != Kind().mixer:
+            xs[kind] = None if read is None else read.states
+        elif not first:
+            xs[kind] = (*given, choices)
+        elif kind == config.kinds[0]:
+            xs[kind] = (*jax.tree.map(lambda y: y[:first], given), None)
+        else:
+            xs[kind] = (*jax.tree.map(lambda y: y[first:], given), choices)
+    x, made = scan_layers(model, {kind: body(kind) for kind in kinds}, x, xs, remat=remat, unroll=compute.unrolls)
+    attending = [made[kind] for kind in kinds if kind.mixer == Kind().mixer]
+    mixed = next((made[kind] for kind in kinds if kind.mixer != Kind().mixer), None)
+    kept, observed = attending[-1]
     if first:
-        kept, observed = made["mixture"]
-        kept = jax.tree.map(lambda *parts: jnp.concatenate(parts), made["dense"][0], kept)
-    else:
-        kept, observed = made["attention"]
-    return x, {"attention": kept, "delta": made.get("delta")}, observed
+        kept = jax.tree.map(lambda *parts: jnp.concatenate(parts), attending[0][0], kept)
+    return x, kept, mixed, observed
 
 
 def _prompts(
@@ -375,13 +386,13 @@ def _prompts(
     def attend(q, k, v, _, window, logits):
         return attend_prompts(q, k, v, here, None, window, logits), (k, v)
 
-    def recur(layer, x, _):
-        return layer.of_prompts(x, lengths)
+    def mix(mixer, layer, x, _):
+        return mixer.of_prompts(layer, x, lengths)
 
     one = None if remat == "none" else _one(lengths)
     how: dict[str, Any] = {"remat": remat, "one": one, "pinned": False, **more}
-    x, kept, observed = _run_layers(model, x, jnp.arange(size), attend, recur, compute, **how)
-    return PromptStates(_after_last(model, x, lengths), kept["attention"], kept["delta"]), observed
+    x, kv, states, observed = _run_layers(model, x, jnp.arange(size), attend, mix, compute, **how)
+    return PromptStates(_after_last(model, x, lengths), kv, states), observed
 
 
 def _after_last(model: Decoder, x: Array, lengths: Array) -> Array:
@@ -443,7 +454,7 @@ def _after_prompts(
     model: Decoder, rows: Rows, compute: Compute, observe: Observe | None = None
 ) -> tuple[Array, Array, Any]:
     """Runs rows whose prompts were read before. Returns the normed states after each prompt ``[B, K, D]`` and after
-    each token of the rows, and what ``observe`` makes of the routing of these tokens."""
+    each token of the rows, and what ``observe`` makes of what MLPs tell of these tokens."""
     _, attend_rows = _attends(model, rows, compute)
 
     def attend(q, k, v, prompt, window, logits):
@@ -452,13 +463,13 @@ def _after_prompts(
             prefix = att.Prefix(pk, pv, rows.prompt_lengths, rows.token_prompt[..., 0])
             return attend_rows(q, k, v, rows.segments, prefix, _of_rows(window, rows), logits), None
 
-    def recur(layer, x, prompts):
-        return layer.of_rows(x, rows, prompts), None
+    def mix(mixer, layer, x, states):
+        return mixer.of_rows(layer, x, rows, states), None
 
     x, one = embed_tokens(model, rows.tokens, compute), _one(rows.prompt_lengths)
     how = {"remat": compute.remat, "one": one, "read": rows.read, "observe": observe}
-    how["kept"] = _of_layers(rows.choices, model)
-    x, _, observed = _run_layers(model, x, _positions(rows), attend, recur, compute, **how)
+    how["choices"] = _of_layers(rows.choices, model)
+    x, _, _, observed = _run_layers(model, x, _positions(rows), attend, mix, compute, **how)
     return rows.read.last, final_norm(x, model.norm[...], model.config), observed
 
 
@@ -488,18 +499,18 @@ def _with_prompts(
             oc = attend_rows(qc, kc, vc, rows.segments, prefix, _of_rows(window, rows), logits)
         return join(op, oc), None
 
-    def recur(layer, x, _):
+    def mix(mixer, layer, x, _):
         of_prompts, of_rows = (jax.tree.map(lambda x, i=i: part(x)[i], x) for i in range(2))
-        out, prompts = layer.of_prompts(of_prompts, length)
-        return join(out, layer.of_rows(of_rows, rows, prompts)), None
+        out, states = mixer.of_prompts(layer, of_prompts, length)
+        return join(out, mixer.of_rows(layer, of_rows, rows, states)), None
 
     positions = join(jnp.broadcast_to(jnp.arange(l), (b, k, l)), _positions(rows))
     x, one = embed_tokens(model, join(rows.prompts, rows.tokens), compute), _one(length)
-    of_rows = None if observe is None else lambda routing: observe(jax.tree.map(lambda x: part(x)[1], routing))
+    of_rows = None if observe is None else lambda seen: observe(jax.tree.map(lambda x: part(x)[1], seen))
     how = {"remat": compute.remat, "one": one, "observe": of_rows}
     if rows.choices is not None:
-        how["kept"] = _of_layers(join(rows.prompt_choices, rows.choices), model)
-    x, _, observed = _run_layers(model, x, positions, attend, recur, compute, **how)
+        how["choices"] = _of_layers(join(rows.prompt_choices, rows.choices), model)
+    x, _, _, observed = _run_layers(model, x, positions, attend, mix, compute, **how)
     xp, xc = part(x)
     return _after_last(model, xp, length), final_norm(xc, model.norm[...], model.config), observed
 
@@ -524,7 +535,7 @@ def score(
       temperature: temperature of the distribution that the tokens were drawn from, over 0.
       entropy: also return the entropy of each of these distributions, in nats; "value" gives it no gradient.
       hidden: also return the normed hidden states that the tokens are predicted from.
-      observe: for a mixture of experts, a function of each layer's `Routing` of the tokens, ``[B, R, S, ...]``. Its
+      observe: a function of what each layer's MLP tells of the tokens, ``[B, R, S, ...]``, if it tells anything. Its
         results are returned too.
     """
     if not temperature > 0:

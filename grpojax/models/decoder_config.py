@@ -1,9 +1,11 @@
 """What distinguishes one decoder family from another."""
 
 import dataclasses
+import itertools
 from typing import Literal
 
 from grpojax.host.errors import UserError
+from grpojax.models.layer_kinds import Kind, Mixer, Mlp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,100 +48,6 @@ class YarnScaling:
 
 
 RopeScaling = Llama3Scaling | LinearScaling | YarnScaling
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Experts:
-    """A mixture of experts: in every layer many small SwiGLU MLPs stand in place of one, and a router sends each token
-    to a few of them.
-
-    Attributes:
-      count: experts of a layer.
-      chosen: how many of them a token goes to: those of highest probability under the router's softmax over all.
-      size: width of one expert.
-      renormalised: whether the probabilities of the chosen, which weigh what they give, are scaled to add up to 1.
-      shared: width of one more expert that every token goes to; 0 without one.
-      shared_gate: whether the sigmoid of a gate weighs what that expert gives.
-      sigmoid: whether an expert's probability is the sigmoid of its logit, not a share of a softmax.
-      corrected: whether the choice is by probabilities plus a correction, a weight that no gradient changes.
-      groups, groups_chosen: experts are chosen among those of a few groups of neighbours: the groups whose two highest
-        corrected probabilities have the highest sum.
-      scale: factor of what all chosen experts give.
-      biased: whether the router's and the experts' products have biases.
-      limit: 0, or the limit of an expert's SwiGLU ``(up + 1) gate sigmoid(alpha gate)``, with ``gate`` at most that
-        and ``up`` at most that from 0.
-      alpha: see ``limit``.
-    """
-
-    count: int
-    chosen: int
-    size: int
-    renormalised: bool = True
-    shared: int = 0
-    shared_gate: bool = True
-    sigmoid: bool = False
-    corrected: bool = False
-    groups: int = 1
-    groups_chosen: int = 1
-    scale: float = 1.0
-    biased: bool = False
-    limit: float = 0.0
-    alpha: float = 1.702
-
-    def __post_init__(self):
-        if not 1 <= self.chosen <= self.count:
-            raise UserError(f"num_experts_per_tok {self.chosen}: must be from 1 to num_experts {self.count}")
-        if self.count % self.groups or not 1 <= self.groups_chosen <= self.groups:
-            raise UserError(
-                f"n_group {self.groups}, topk_group {self.groups_chosen}: groups must divide {self.count} experts, and "
-                "no more can be chosen than there are"
-            )
-        if self.groups > 1 and (
-            self.count // self.groups < 2 or self.chosen > self.groups_chosen * (self.count // self.groups)
-        ):
-            raise UserError(
-                f"n_group {self.groups}: groups need two experts, and those chosen all {self.chosen} of a token's"
-            )
-
-
-# What a layer mixes its tokens by. Where only the first layers have an MLP and all others experts, all layers attend,
-# and are of the last two kinds.
-Kind = Literal["attention", "delta", "dense", "mixture"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DeltaNet:
-    """Gated delta nets (`grpojax.models.delta_net`), which most layers have in place of attention.
-
-    Attributes:
-      key_heads: heads of queries and keys; each serves as many heads of values as the next.
-      value_heads: heads of values, each with a state ``[key_size, value_size]``.
-      key_size: numbers of a query or a key.
-      value_size: numbers of a value.
-      taps: how many tokens the convolution reads, the newest included.
-      attention_layers: the layers that attend.
-    """
-
-    key_heads: int
-    value_heads: int
-    key_size: int
-    value_size: int
-    taps: int
-    attention_layers: tuple[int, ...]
-
-    def __post_init__(self):
-        object.__setattr__(self, "attention_layers", tuple(self.attention_layers))
-        if self.value_heads % self.key_heads:
-            raise UserError(
-                f"linear_num_key_heads {self.key_heads} does not divide linear_num_value_heads {self.value_heads}"
-            )
-        if self.taps < 2:
-            raise UserError(f"linear_conv_kernel_dim {self.taps}: must be at least 2")
-
-    @property
-    def shared(self) -> int:
-        """Heads of values that one head of keys serves."""
-        return self.value_heads // self.key_heads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,20 +98,18 @@ class DecoderConfig:
     attention_cap: float = 0.0  # c: a query's products with keys become c tanh(product / c); 0 has no cap
     logits_cap: float = 0.0  # the same for logits
     sinks: bool = False  # one more logit of each head in attention, which gives no value
-    experts: Experts | None = None  # in place of an MLP of intermediate_size, but for the first layers:
-    dense_layers: int = 0  # how many of the first layers have an MLP all the same
+    mlp: Mlp | None = None  # in place of an MLP of intermediate_size, but for the first layers:
+    dense_layers: int = 0  # how many of the first layers have that MLP all the same
     output_gate: bool = False  # attention's output is multiplied by the sigmoid of a gate, which "q_gated" gives too
-    delta: DeltaNet | None = None  # in some layers, in place of attention
+    mixer: Mixer | None = None  # in place of attention, in these layers:
+    mixer_layers: tuple[int, ...] = ()
 
     def __post_init__(self):
         # Lists, as JSON has them, have no hash, which a static argument of a program needs.
         # With fewer layers than its maker had, a model keeps those of each kind that are left.
-        for name in ("unrotated_layers", "windowed_layers"):
+        attends = next(i for i in itertools.count() if i not in self.mixer_layers)
+        for name in ("unrotated_layers", "windowed_layers", "mixer_layers"):
             object.__setattr__(self, name, tuple(i for i in getattr(self, name) if i < self.num_layers))
-        least = 2 if self.delta is None else max(2, 1 + min(self.delta.attention_layers, default=1))
-        if self.delta is not None and any(i >= self.num_layers for i in self.delta.attention_layers):
-            left = tuple(i for i in self.delta.attention_layers if i < self.num_layers)
-            object.__setattr__(self, "delta", dataclasses.replace(self.delta, attention_layers=left))
         object.__setattr__(self, "unused_rows", tuple((start, stop) for start, stop in self.unused_rows))
         if self.num_heads % self.num_kv_heads:
             raise UserError(
@@ -216,15 +122,15 @@ class DecoderConfig:
             raise UserError(
                 "norms of rotated heads exclude a partial rotation, one of neighbours and an attention multiplier"
             )
-        if self.delta is not None and len(set(self.kinds)) < 2:
+        if self.mixer is not None and len(set(self.kinds)) < 2:
+            attending = [i for i in range(self.num_layers) if i not in self.mixer_layers]
             raise UserError(
-                f"{self.num_layers} layers of family {self.family!r}, with attention in "
-                f"{list(self.delta.attention_layers)}: a model with delta nets needs both kinds\n"
-                f"set the number of layers to at least {least}"
+                f"{self.num_layers} layers of family {self.family!r}, with attention in {attending}: a model with "
+                f"another mixer needs both kinds\nset the number of layers to at least {max(2, 1 + attends)}"
             )
         if self.query_growth and not isinstance(self.rope_scaling, Llama3Scaling | YarnScaling):
             raise UserError("queries that grow with positions need a scaling with original positions")
-        if self.dense_layers and not (self.experts is not None and self.dense_layers < self.num_layers):
+        if self.dense_layers and not (self.mlp is not None and self.dense_layers < self.num_layers):
             raise UserError(
                 f"{self.num_layers} layers of family {self.family!r}: the first {self.dense_layers} have no experts, "
                 f"and others must have some\nset the number of layers to at least {self.dense_layers + 1}"
@@ -234,41 +140,45 @@ class DecoderConfig:
                 f"family {self.family!r}: first layers without experts beside windows, unrotated layers or biases of "
                 "the MLP are not supported"
             )
-        unlike = self.experts is not None or self.unrotated_layers or self.windowed_layers
-        if self.delta is not None and unlike:
+        unlike = self.mlp is not None or self.unrotated_layers or self.windowed_layers
+        if self.mixer is not None and unlike:
             raise UserError(
-                f"family {self.family!r}: delta nets beside experts, windows or unrotated layers are not supported"
+                f"family {self.family!r}: {self.mixer.name} layers beside experts, windows or unrotated layers are not "
+                "supported"
             )
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kind of each layer."""
-        if self.delta is None:
-            rest = self.num_layers - self.dense_layers
-            return ("dense",) * self.dense_layers + ("mixture" if self.dense_layers else "attention",) * rest
-        there = self.delta.attention_layers
-        return tuple("attention" if i in there else "delta" for i in range(self.num_layers))
-
-    def layers_of(self, kind: Kind) -> tuple[int, ...]:
-        """The layers of one kind; "attention" are all that attend, and "mixture" all that have experts.
+        """The kind of each layer.
 
         Example:
-          >>> delta = DeltaNet(key_heads=1, value_heads=2, key_size=4, value_size=4, taps=4, attention_layers=(3, 7))
-          >>> config = DecoderConfig(family="qwen3_5_text", vocab_size=7, hidden_size=8, intermediate_size=3,
-          ...                        num_layers=8, num_heads=1, num_kv_heads=1, head_dim=8, rope_theta=1e4, delta=delta)
-          >>> config.layers_of("attention"), config.layers_of("delta"), config.period
-          ((3, 7), (0, 1, 2, 4, 5, 6), ('delta', 'delta', 'delta', 'attention'))
+          >>> config = DecoderConfig(family="llama", vocab_size=7, hidden_size=8, intermediate_size=3, num_layers=2,
+          ...                        num_heads=1, num_kv_heads=1, head_dim=8, rope_theta=1e4)
+          >>> config.kinds
+          (Kind(mixer='attention', mlp='dense'), Kind(mixer='attention', mlp='dense'))
         """
-        if kind == "attention":
-            return tuple(i for i, mine in enumerate(self.kinds) if mine != "delta")
-        if kind == "mixture":
-            return tuple(range(self.dense_layers, self.num_layers)) if self.mixture else ()
-        return tuple(i for i, mine in enumerate(self.kinds) if mine == kind)
+        core = Kind()
+        mixer = core.mixer if self.mixer is None else self.mixer.name
+        mlp = core.mlp if self.mlp is None else self.mlp.name
+        return tuple(
+            Kind(mixer if i in self.mixer_layers else core.mixer, core.mlp if i < self.dense_layers else mlp)
+            for i in range(self.num_layers)
+        )
+
+    @property
+    def attending(self) -> tuple[int, ...]:
+        """The layers that attend."""
+        return tuple(i for i in range(self.num_layers) if i not in self.mixer_layers)
+
+    @property
+    def mlp_layers(self) -> tuple[int, ...]:
+        """The layers with another MLP than the dense one."""
+        return () if self.mlp is None else tuple(range(self.dense_layers, self.num_layers))
 
     @property
     def period(self) -> tuple[Kind, ...]:
-        """The shortest run of kinds that gives those of all layers when it is repeated, without the first layers that
-        have an MLP in place of experts."""
+        """The shortest run of kinds that gives those of all layers when it is repeated, without the first
+        ``dense_layers``."""
         kinds, n = self.kinds[self.dense_layers :], self.num_layers - self.dense_layers
         size = next(size for size in range(1, n + 1) if n % size == 0 and kinds == kinds[:size] * (n // size))
         return kinds[:size]
@@ -281,37 +191,12 @@ class DecoderConfig:
     @property
     def uniform(self) -> bool:
         """Whether all layers have the same weights."""
-        return not self.hybrid and not self.dense_layers
+        return len(set(self.kinds)) == 1
 
     @property
     def dense(self) -> bool:
-        """Whether some layer's MLP is one for all tokens."""
-        return self.experts is None or self.dense_layers > 0
-
-    @property
-    def mixture(self) -> bool:
-        """Whether some layer has a mixture of experts."""
-        return self.experts is not None
-
-    @property
-    def shared_expert(self) -> bool:
-        """Whether a layer has an expert that every token goes to."""
-        return self.experts is not None and self.experts.shared > 0
-
-    @property
-    def shared_gate(self) -> bool:
-        """Whether a gate weighs what that expert gives."""
-        return self.shared_expert and self.experts is not None and self.experts.shared_gate
-
-    @property
-    def corrected_choice(self) -> bool:
-        """Whether a correction is added to the probabilities that experts are chosen by."""
-        return self.experts is not None and self.experts.corrected
-
-    @property
-    def biased_experts(self) -> bool:
-        """Whether router and experts have biases."""
-        return self.experts is not None and self.experts.biased
+        """Whether some layer has the dense MLP."""
+        return len(self.mlp_layers) < self.num_layers
 
     @property
     def plain_logits(self) -> bool:
@@ -322,8 +207,3 @@ class DecoderConfig:
     def plain_queries(self) -> bool:
         """Whether a product makes queries and no gates."""
         return not self.output_gate
-
-    @property
-    def hybrid(self) -> bool:
-        """Whether some layers have a delta net in place of attention."""
-        return self.delta is not None

@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from grpojax.models.decoder_config import DecoderConfig, Kind
+from grpojax.models.compute import Compute
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.layer_kinds import Kind
 from grpojax.types import PerPrompt, Samples
 
 
@@ -62,48 +64,38 @@ PEAK_FLOPS = {kind: chip.flops for kind, chip in CHIPS.items()}
 def matmul_weights(c: DecoderConfig) -> int:
     """Weights that a token is multiplied by in the layers, without the vocabulary. A mixture counts the token's experts
     only."""
-    return sum(_layer_weights(c, kind, c.experts.chosen if c.experts else 0) for kind in c.kinds)
+    return sum(_layer_weights(c, kind, of_token=True) for kind in c.kinds)
 
 
 def layer_weights(c: DecoderConfig) -> int:
     """Weights of the matrices of one layer, including all experts of a mixture; of the largest, if layers differ."""
-    return max(_layer_weights(c, kind, c.experts.count if c.experts else 0) for kind in c.kinds)
+    return max(_layer_weights(c, kind) for kind in c.kinds)
 
 
 def all_layers_weights(c: DecoderConfig) -> int:
     """Weights of the matrices of all layers, including all experts of a mixture."""
-    return sum(_layer_weights(c, kind, c.experts.count if c.experts else 0) for kind in c.kinds)
+    return sum(_layer_weights(c, kind) for kind in c.kinds)
 
 
-def _layer_weights(c: DecoderConfig, kind: Kind, experts: int) -> int:
-    """Weights of the matrices of one layer with ``experts`` of its experts."""
-    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    width, router = c.intermediate_size, 0
-    if c.experts is not None and kind != "dense":
-        width, router = experts * c.experts.size + c.experts.shared, c.experts.count + c.shared_gate
-    mixer = (2 + c.output_gate) * q + 2 * kv
-    if kind == "delta" and (d := c.delta) is not None:
-        mixer = 2 * d.key_heads * d.key_size + 3 * d.value_heads * d.value_size + 2 * d.value_heads
-    return c.hidden_size * (mixer + 3 * width + router)
+def _layer_weights(c: DecoderConfig, kind: Kind, *, of_token: bool = False) -> int:
+    """Weights of the matrices of one layer, or those that a token is multiplied by."""
+    q, kv, d = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.hidden_size
+    mixer, mlp = d * ((2 + c.output_gate) * q + 2 * kv), 3 * d * c.intermediate_size
+    if c.mixer is not None and kind.mixer == c.mixer.name:
+        mixer = c.mixer.matrices(d)
+    if c.mlp is not None and kind.mlp == c.mlp.name:
+        mlp = c.mlp.of_token(d) if of_token else c.mlp.matrices(d)
+    return mixer + mlp
 
 
-def _delta_products(c: DecoderConfig) -> int:
-    """Multiply-adds of a token in all delta nets that multiply no weight of a matrix: its key and its query with the
-    state, what is added to the state, and the convolution."""
-    if (d := c.delta) is None:
-        return 0
-    channels = 2 * d.key_heads * d.key_size + d.value_heads * d.value_size
-    return len(c.layers_of("delta")) * (3 * _state_numbers(c) + channels * d.taps)
-
-
-def _state_numbers(c: DecoderConfig) -> int:
-    """Numbers of the state of one delta net."""
-    return 0 if c.delta is None else c.delta.value_heads * c.delta.key_size * c.delta.value_size
+def _other_products(c: DecoderConfig) -> int:
+    """Multiply-adds of a token that multiply no weight of a matrix, in all layers with another mixer than attention."""
+    return 0 if c.mixer is None else len(c.mixer_layers) * c.mixer.products()
 
 
 def state_bytes(c: DecoderConfig) -> int:
-    """Bytes of the float32 states of all delta nets for one sample. The inputs of convolutions are ignored."""
-    return 4 * len(c.layers_of("delta")) * _state_numbers(c)
+    """Bytes of the states of all layers with another mixer than attention, for one sample."""
+    return 0 if c.mixer is None else len(c.mixer_layers) * c.mixer.state_bytes()
 
 
 def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples) -> float:
@@ -117,11 +109,11 @@ def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples)
     prompt_lengths, lengths = np.asarray(prompt_lengths, np.float64), np.asarray(lengths, np.float64)
     tokens = prompt_lengths.sum() + lengths.sum()
     windowed = len(c.windowed_layers)
-    seen = (len(c.layers_of("attention")) - windowed) * _seen(prompt_lengths, lengths, np.inf)
+    seen = (len(c.attending) - windowed) * _seen(prompt_lengths, lengths, np.inf)
     if windowed:
         seen += windowed * _seen(prompt_lengths, lengths, c.window)
     attention = 2 * seen * c.num_heads * c.head_dim
-    of_layers = tokens * (matmul_weights(c) + _delta_products(c)) + attention
+    of_layers = tokens * (matmul_weights(c) + _other_products(c)) + attention
     return 2 * (of_layers + lengths.sum() * c.vocab_size * c.hidden_size)
 
 
@@ -156,14 +148,12 @@ def update_flops(
     return (2 if frozen else 3) * forward + (forward if remat == "layer" else logits)
 
 
-def other_experts_flops(c: DecoderConfig, tokens: float) -> float:
-    """FLOPs of experts that these tokens do not go to, if all of a mixture run on all tokens, as in a decode step
-    (`grpojax.models.experts.every`)."""
-    if c.experts is None:
+def flops_in_vain(c: DecoderConfig, compute: Compute, at_once: int, tokens: float) -> float:
+    """FLOPs of weights that these tokens are multiplied by and do not need, if ``at_once`` of them run together on a
+    device: those of experts that a token does not go to."""
+    if c.mlp is None:
         return 0.0
-    others = (c.experts.count - c.experts.chosen) * 3 * c.hidden_size * c.experts.size
-    others *= len(c.layers_of("mixture"))
-    return 2 * float(tokens) * others
+    return 2 * float(tokens) * c.mlp.in_vain(c.hidden_size, compute, at_once) * len(c.mlp_layers)
 
 
 def influence_flops(c: DecoderConfig, lengths: Samples, entries: PerPrompt) -> float:
@@ -193,7 +183,7 @@ def decode_bytes(
 
     A step reads the weights once (all experts of a mixture, since many tokens choose among them). It reads a prompt's
     keys and values once for all slots of its row. For every slot it reads the blocks of the cache in which any slot has
-    a token that the layer sees. It reads and writes the states of delta nets.
+    a token that the layer sees. It reads and writes the states of layers that do not attend.
 
     Args:
       c: the decoder.
@@ -204,7 +194,7 @@ def decode_bytes(
       block: positions that are read together (`grpojax.programs.kv_cache.ring`).
       cache_dtype: dtype of keys and values.
     """
-    attending, windowed = len(c.layers_of("attention")), len(c.windowed_layers)
+    attending, windowed = len(c.attending), len(c.windowed_layers)
     per_token = kv_bytes(c, cache_dtype) / attending
     weights = all_layers_weights(c) + c.vocab_size * c.hidden_size
     states = 2 * prompts * slots * state_bytes(c)
@@ -218,7 +208,7 @@ def decode_bytes(
 
 def kv_numbers(c: DecoderConfig) -> int:
     """How many numbers the keys and values of one token have in all layers that attend."""
-    return 2 * len(c.layers_of("attention")) * c.num_kv_heads * c.head_dim
+    return 2 * len(c.attending) * c.num_kv_heads * c.head_dim
 
 
 def kv_bytes(c: DecoderConfig, cache_dtype: DTypeLike) -> int:

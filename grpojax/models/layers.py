@@ -14,6 +14,7 @@ from grpojax.models import kv_heads, matrix
 from grpojax.models.attention import Logits
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
+from grpojax.models.layer_kinds import Kind, Mixer, Mlp
 from grpojax.models.weight_table import DECODER, initial, layers_with, present
 from grpojax.sharding import ROLLOUT, constrain, gather_weight
 from grpojax.types import Array
@@ -159,7 +160,7 @@ def _rope_table(
     return jnp.pad(cos, still, constant_values=1.0), jnp.pad(sin, still)
 
 
-class LayerKind(NamedTuple):
+class Difference(NamedTuple):
     """In what a layer differs from the others, or ``[layers]`` of that; None where all layers are alike.
 
     Attributes:
@@ -171,33 +172,33 @@ class LayerKind(NamedTuple):
     windowed: Any = None
 
 
-def kinds_of_layers(config: DecoderConfig) -> LayerKind:
-    """The kinds of all layers, in numpy arrays.
+def differences(config: DecoderConfig) -> Difference:
+    """In what all layers differ, in numpy arrays.
 
     Example:
       >>> config = DecoderConfig(family="qwen2", vocab_size=7, hidden_size=5, intermediate_size=3, num_layers=3,
       ...                        num_heads=1, num_kv_heads=1, head_dim=4, rope_theta=1e4, window=2, windowed_layers=[1])
-      >>> kinds_of_layers(config)
-      LayerKind(rotated=None, windowed=array([False,  True, False]))
+      >>> differences(config)
+      Difference(rotated=None, windowed=array([False,  True, False]))
     """
 
     def among(which: tuple[int, ...]) -> np.ndarray:
         return np.isin(np.arange(config.num_layers), which)
 
-    return LayerKind(
+    return Difference(
         rotated=~among(config.unrotated_layers) if config.unrotated_layers else None,
         windowed=among(config.windowed_layers) if config.windowed_layers else None,
     )
 
 
-def tables_of_layer(tables: RopeTables, kind: LayerKind) -> tuple[Array, ...]:
+def tables_of_layer(tables: RopeTables, kind: Difference) -> tuple[Array, ...]:
     """The cosine and sine that a layer uses: those of angle 0 if it does not rotate. If queries grow with positions,
     their factor is the third."""
     grown = () if tables.growth is None else (tables.growth,)
     return (*_cos_sin(tables, kind), *grown)
 
 
-def _cos_sin(tables: RopeTables, kind: LayerKind) -> tuple[Array, Array]:
+def _cos_sin(tables: RopeTables, kind: Difference) -> tuple[Array, Array]:
     cos, sin = tables.usual
     if kind.windowed is not None and tables.windowed is not None:
         cos, sin = (jnp.where(kind.windowed, *both) for both in zip(tables.windowed, tables.usual, strict=True))
@@ -262,31 +263,40 @@ _MLP_TOKENS = 1024  # tokens of a shard that the MLP takes at once if memory is 
 
 
 class Layer:
-    """A block's weights in the compute dtype, gathered once and applied to any number of token streams.
+    """The weights of one layer in the compute dtype, gathered once and applied to any number of token streams.
 
     Args:
-      weights: the layer's weights by name.
+      kind: its mixer and its MLP.
+      weights: its weights by name.
       config, compute: how to run the layer.
       one: the number 1, hidden from the compiler. Weights are multiplied by it, so that XLA casts the weights of a
         layer when it runs that layer, instead of all before the first layer. None if there is nothing to cast.
       separately: multiply with one weight after the other. XLA:GPU joins two products that share a factor, and copies
         both weights into one array for that. In a decode step the copy moves more bytes than the products.
+      choices: ``[..., k]``, what the MLP chose for the tokens in an earlier forward, if it is to choose the same
+        (`grpojax.models.layer_kinds.Mlp`).
+
+    Attributes:
+      w: the weights by name.
+      seen: what another MLP than the dense one tells of the tokens that it ran last.
     """
 
-    gate: Array | None = None  # of the output of attention, made with the last queries
-    routing: Any = None  # `grpojax.models.experts.Routing` of a mixture of experts
+    seen: Any = None
+    _gate: Array | None = None  # of the output of attention, made with the last queries
 
     def __init__(
         self,
+        kind: Kind,
         weights: Mapping[str, Any],
         config: DecoderConfig,
         compute: Compute,
         one: Array | None = None,
         *,
         separately: bool = False,
+        choices: Array | None = None,
     ):
-        self.config, self.compute, self.separately = config, compute, separately
-        self.mesh, self.lean = compute.mesh, compute.lean
+        self.kind, self.config, self.compute = kind, config, compute
+        self._separately, self._choices = separately, choices
         dtype = jnp.dtype(compute.dtype)
 
         def gather(name: str, w: matrix.Kernel) -> Any:
@@ -304,7 +314,8 @@ class Layer:
 
         self.w = {name: gather(name, w) for name, w in weights.items()}
 
-    def _linear(self, x: Array, name: str) -> Array:
+    def linear(self, x: Array, name: str) -> Array:
+        """``x [..., in]`` times the weight called ``name``, with its bias if it has one."""
         # Two-dimensional, so that the weight's gradient sums over one axis. Over several, XLA:CPU copies transposes.
         w, rows = self.w[name], x.reshape(-1, x.shape[-1])
         exact = DECODER[name].exact
@@ -314,12 +325,13 @@ class Layer:
         y = y + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y
         return y.reshape(*x.shape[:-1], -1)
 
-    def _linears(self, x: Array, *names: str) -> list[Array]:
+    def linears(self, x: Array, *names: str) -> list[Array]:
+        """`linear` by several weights."""
         made = []
         for name in names:
-            if self.separately and made:
+            if self._separately and made:
                 x, made[-1] = jax.lax.optimization_barrier((x, made[-1]))
-            made.append(self._linear(x, name))
+            made.append(self.linear(x, name))
         return made
 
     @property
@@ -343,16 +355,23 @@ class Layer:
           ``(x, kept)``: the stream after the layer, and what ``attend`` wants kept, such as keys and values.
         """
         attended, kept = attend(*self.qkv(x, tables), self.logits)
-        return self.finish(x, attended), kept
+        return self._finish(x, attended, self._output), kept
+
+    def mix(self, x: Array, mix: Callable[[Any], tuple[Array, Any]]) -> tuple[Array, Any]:
+        """`forward` of a layer with another mixer: ``mix(projected) -> (mixed, kept)`` in place of ``attend``."""
+        mixer = cast(Mixer, self.config.mixer)
+        projected, more = mixer.project(self, x)
+        mixed, kept = mix(projected)
+        return self._finish(x, mixed, lambda mixed: mixer.output(self, mixed, more)), kept
 
     def qkv(self, x: Array, tables: tuple[Array, ...]) -> tuple[Array, Array, Array]:
         """Computes rotated q ``[..., H, d]`` and k, and v ``[..., Hkv, d]``, from ``x [..., D]``."""
         c, w = self.config, self.w
         with jax.named_scope("qkv"):
-            made = self._linears(self._read(x, "attn_norm"), "q_gated" if c.output_gate else "q", "k", "v")
+            made = self.linears(self.read(x, "attn_norm"), "q_gated" if c.output_gate else "q", "k", "v")
             if c.output_gate:
                 by_head = made[0].reshape(*x.shape[:-1], -1, 2, c.head_dim)
-                made[0], self.gate = (by_head[..., i, :].reshape(*x.shape[:-1], -1) for i in range(2))
+                made[0], self._gate = (by_head[..., i, :].reshape(*x.shape[:-1], -1) for i in range(2))
             if c.wide_qk_norm:
                 made[0], made[1] = norm(made[0], w["q_wide_norm"], c), norm(made[1], w["k_wide_norm"], c)
             q, k, v = (y.reshape(*x.shape[:-1], -1, c.head_dim) for y in made)
@@ -373,7 +392,7 @@ class Layer:
             cos, sin = cos * factor, sin * factor
         return (cos * growth[0], sin * growth[0]) if growth else (cos, sin)
 
-    def _read(self, x: Array, name: str) -> Array:
+    def read(self, x: Array, name: str) -> Array:
         """The residual stream as attention or the MLP reads it; ``name`` is that of the norm before it."""
         return norm(x, self.w[name], self.config) if self.config.norms_before else x
 
@@ -384,24 +403,28 @@ class Layer:
         scale = self.config.residual_multiplier
         return x + (y if scale == 1 else y * scale)
 
-    def finish(self, x: Array, attended: Array) -> Array:
-        """Adds the attention's output and the MLP to ``x``."""
+    def _finish(self, x: Array, mixed: Array, output: Callable[[Array], Array]) -> Array:
+        """Adds the output of what the mixer made, and that of the MLP, to ``x``."""
         with jax.named_scope("out"):
-            x = self._add(x, self._output(attended.reshape(*x.shape[:-1], -1)), "attn_after_norm")
+            x = self._add(x, output(mixed.reshape(*x.shape[:-1], -1)), "attn_after_norm")
         with jax.named_scope("mlp"):
-            if self.lean and x.ndim == 3 and x.shape[1] > _MLP_TOKENS:
+            if self.compute.lean and x.ndim == 3 and x.shape[1] > _MLP_TOKENS:
                 return self._mlp_in_parts(x)
             return self._mlp(x)
 
     def _output(self, attended: Array) -> Array:
         """The product with attention's output ``[..., H * d]``, ``[..., D]``."""
-        if self.gate is not None:
-            attended = attended * jax.nn.sigmoid(self.gate)
-        return self._linear(attended, "o")
+        if self._gate is not None:
+            attended = attended * jax.nn.sigmoid(self._gate)
+        return self.linear(attended, "o")
 
     def _mlp(self, x: Array) -> Array:
-        h = _GATES[self.config.activation](*self._linears(self._read(x, "mlp_norm"), "gate", "up"))
-        return self._add(x, self._linear(h, "down"), "mlp_after_norm")
+        h = self.read(x, "mlp_norm")
+        if self.kind.mlp == Kind().mlp:
+            y = self.linear(_GATES[self.config.activation](*self.linears(h, "gate", "up")), "down")
+        else:
+            y, self.seen = cast(Mlp, self.config.mlp).run(self, h, self._choices)
+        return self._add(x, y, "mlp_after_norm")
 
     def _mlp_in_parts(self, x: Array) -> Array:
         """The MLP of ``x [B, N, D]``, some tokens after the others. A loop instead of this would copy the weights."""

@@ -5,209 +5,76 @@ of network (a value head, an adapter) has its own table. If its weights are in o
 joined: ``{**DECODER, "value_head": Weight(("embed",), zeros)}``.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from grpojax import extension
 from grpojax.host.errors import UserError
 from grpojax.models import quantised
-from grpojax.models.decoder_config import DecoderConfig, DeltaNet, Experts, Kind
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.layer_kinds import Kind
+from grpojax.models.weight import Weight, WeightTable, bias_row, matrix_row, norm_row, normal, unit_norm, zeros
 from grpojax.sharding import TRAIN, Rules, check_divides, named
 from grpojax.types import Array
 
-# (source of keys, shape, size of every logical axis) -> a weight's first values, float32.
-Initialiser = Callable[[nnx.Rngs, tuple[int, ...], Mapping[str, int]], Array]
+_ATTENTION: WeightTable = {
+    "attn_norm": norm_row("hidden", "input_layernorm", "norms_before"),
+    "q": matrix_row("embed", "heads", "self_attn.q_proj", when="plain_queries", mixer="attention"),
+    "q_gated": matrix_row("embed", "gated_heads", "self_attn.q_proj", when="output_gate", mixer="attention"),
+    "q_bias": bias_row("heads", "self_attn.q_proj", "qkv_bias", mixer="attention"),
+    "q_norm": norm_row("head_dim", "self_attn.q_norm", "qk_norm", mixer="attention"),
+    "q_rotated_norm": norm_row("head_dim", "self_attn.query_layernorm", "qk_norm_rotated", mixer="attention"),
+    "q_wide_norm": norm_row("heads", "self_attn.q_norm", "wide_qk_norm", mixer="attention"),
+    "k": matrix_row("embed", "kv_heads", "self_attn.k_proj", mixer="attention"),
+    "k_bias": bias_row("kv_heads", "self_attn.k_proj", "qkv_bias", mixer="attention"),
+    "k_norm": norm_row("head_dim", "self_attn.k_norm", "qk_norm", mixer="attention"),
+    "k_rotated_norm": norm_row("head_dim", "self_attn.key_layernorm", "qk_norm_rotated", mixer="attention"),
+    "k_wide_norm": norm_row("kv_heads", "self_attn.k_norm", "wide_qk_norm", mixer="attention"),
+    "v": matrix_row("embed", "kv_heads", "self_attn.v_proj", mixer="attention"),
+    "v_bias": bias_row("kv_heads", "self_attn.v_proj", "qkv_bias", mixer="attention"),
+    "sinks": Weight(
+        ("layers", "head_count"),
+        zeros,
+        "model.layers.{}.self_attn.sinks",
+        when="sinks",
+        exact=True,
+        mixer="attention",
+    ),
+    "o": matrix_row("heads", "embed", "self_attn.o_proj", residual=True, mixer="attention"),
+    "o_bias": bias_row("hidden", "self_attn.o_proj", "out_bias", mixer="attention"),
+    "attn_after_norm": norm_row("hidden", "post_self_attn_layernorm", "norms_after"),
+}
+_DENSE: WeightTable = {
+    "mlp_norm": norm_row("hidden", "post_attention_layernorm", "norms_before"),
+    "gate": matrix_row("embed", "mlp", "mlp.gate_proj", mlp="dense"),
+    "gate_bias": bias_row("mlp", "mlp.gate_proj", "mlp_bias", mlp="dense"),
+    "up": matrix_row("embed", "mlp", "mlp.up_proj", mlp="dense"),
+    "up_bias": bias_row("mlp", "mlp.up_proj", "mlp_bias", mlp="dense"),
+    "down": matrix_row("mlp", "embed", "mlp.down_proj", residual=True, mlp="dense"),
+    "down_bias": bias_row("hidden", "mlp.down_proj", "mlp_bias", mlp="dense"),
+    "mlp_after_norm": norm_row("hidden", "post_feedforward_layernorm", "norms_after"),
+}
 
 
-class Weight(NamedTuple):
-    """One weight, or those of all layers stacked.
-
-    Attributes:
-      axes: logical axes. Their `sizes` are the shape, and the sharding rules say how each axis is cut. The first axis
-        of a stacked weight is "layers", and has the layers that `layers_with` names.
-      init: makes its first values.
-      name: name in a checkpoint, with ``{}`` for the layer and another ``{}`` for the expert. None if no checkpoint
-        has the weight.
-      transposed: whether the checkpoint stores it transposed, as ``[out, in]``.
-      when: field of the decoder's config that says whether the decoder has the weight; None if all decoders have it.
-      exact: whether it multiplies in float32 whatever the compute dtype is, and is never in eight bits.
-    """
-
-    axes: tuple[str, ...]
-    init: Initialiser
-    name: str | None = None
-    transposed: bool = False
-    when: str | None = None
-    exact: bool = False
-
-    @property
-    def stacked(self) -> bool:
-        """Whether one array has all layers, along its first axis."""
-        return self.axes[0] == "layers"
-
-    def of(self, kind: Kind) -> bool:
-        """Whether layers of a kind have the weight, if the decoder has it."""
-        name = self.name or ""
-        if ".self_attn." in name:
-            return kind != "delta"
-        if ".linear_attn." in name:
-            return kind == "delta"
-        if ".mlp." in name:
-            return kind != ("mixture" if self.when in ("dense", "mlp_bias") else "dense")
-        return True
-
-    @property
-    def lead(self) -> int:
-        """How many of the first axes are in a checkpoint's names. It has one tensor for each layer and expert."""
-        return sum(axis in ("layers", "experts") for axis in self.axes[:2])
-
-    @property
-    def summed(self) -> int:
-        """The number of the axis that products sum over; for a matrix."""
-        return max(self.lead, 1)
+def _of_extensions() -> dict[str, Weight]:
+    """The weights of layers that extensions bring (`grpojax.extension.Names.weights`)."""
+    tables = [extension.imported(path) for _, path in sorted(extension.words("weights").items())]
+    return {name: weight for table in tables for name, weight in table.items()}
 
 
-WeightTable = Mapping[str, Weight]  # by the name that a weight has in a tree
-
-
-def ones(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
-    """Ones; draws nothing."""
-    return jnp.ones(shape)
-
-
-def zeros(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
-    """Zeros; draws nothing."""
-    return jnp.zeros(shape)
-
-
-def unit_norm(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
-    """Weights of a norm that leave normed values as they are: ones, or zeros if the norms add one (`initial`)."""
-    return jnp.ones(shape)
-
-
-def _rates(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
-    """Logarithms of rates of decay, which are uniform up to 16."""
-    return jnp.log(jax.random.uniform(rngs.params(), shape, minval=0.01, maxval=16.0))
-
-
-def normal(fan_in: str, *, residual: bool = False) -> Initialiser:
-    """Normal with variance 1 / size of the axis ``fan_in``. ``residual``, for outputs of blocks, also divides the
-    variance by twice the number of layers."""
-
-    def init(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
-        fan = sizes[fan_in] * (2 * sizes["layers"] if residual else 1)
-        return jax.random.normal(rngs.params(), shape) * fan**-0.5
-
-    return init
-
-
-def _norm(axis: str, name: str, when: str | None = None) -> Weight:
-    return Weight(("layers", axis), unit_norm, f"model.layers.{{}}.{name}.weight", when=when)
-
-
-def _kernel(rows: str, columns: str, name: str, *, residual: bool = False, **more: Any) -> Weight:
-    init = normal(rows, residual=residual)
-    return Weight(("layers", rows, columns), init, f"model.layers.{{}}.{name}.weight", transposed=True, **more)
-
-
-def _expert_bias(axis: str, name: str) -> Weight:
-    name = f"model.layers.{{}}.mlp.experts.{{}}.{name}.bias"
-    return Weight(("layers", "experts", axis), zeros, name, when="biased_experts")
-
-
-def _expert(rows: str, columns: str, name: str, *, residual: bool = False) -> Weight:
-    init, name = normal(rows, residual=residual), f"model.layers.{{}}.mlp.experts.{{}}.{name}.weight"
-    return Weight(("layers", "experts", rows, columns), init, name, transposed=True, when="mixture")
-
-
-def _delta(rows: str, columns: str, name: str, **more: Any) -> Weight:
-    return _kernel(rows, columns, f"linear_attn.{name}", when="hybrid", **more)
-
-
-def _taps(channels: str, name: str) -> Weight:
-    """The weights of a convolution, each channel by itself."""
-    axes = ("layers", channels, "one", "taps")
-    return Weight(axes, normal("taps"), f"model.layers.{{}}.linear_attn.{name}.weight", when="hybrid", exact=True)
-
-
-def _per_head(init: Initialiser, name: str) -> Weight:
-    name = f"model.layers.{{}}.linear_attn.{name}"
-    return Weight(("layers", "delta_heads"), init, name, when="hybrid", exact=True)
-
-
-def _bias(axis: str, name: str, when: str) -> Weight:
-    return Weight(("layers", axis), zeros, f"model.layers.{{}}.{name}.bias", when=when)
-
-
+_BROUGHT = _of_extensions()
 # Names are mostly the same in all families (`grpojax.models.hf.weights` has the others). Random weights of a layer are
 # drawn in this order.
 DECODER: WeightTable = {
     "embed": Weight(("vocab", "embed"), normal("embed"), "model.embed_tokens.weight"),
-    "attn_norm": _norm("hidden", "input_layernorm", "norms_before"),
-    "q": _kernel("embed", "heads", "self_attn.q_proj", when="plain_queries"),
-    "q_gated": _kernel("embed", "gated_heads", "self_attn.q_proj", when="output_gate"),
-    "q_bias": _bias("heads", "self_attn.q_proj", "qkv_bias"),
-    "q_norm": _norm("head_dim", "self_attn.q_norm", "qk_norm"),
-    "q_rotated_norm": _norm("head_dim", "self_attn.query_layernorm", "qk_norm_rotated"),
-    "q_wide_norm": _norm("heads", "self_attn.q_norm", "wide_qk_norm"),
-    "k": _kernel("embed", "kv_heads", "self_attn.k_proj"),
-    "k_bias": _bias("kv_heads", "self_attn.k_proj", "qkv_bias"),
-    "k_norm": _norm("head_dim", "self_attn.k_norm", "qk_norm"),
-    "k_rotated_norm": _norm("head_dim", "self_attn.key_layernorm", "qk_norm_rotated"),
-    "k_wide_norm": _norm("kv_heads", "self_attn.k_norm", "wide_qk_norm"),
-    "v": _kernel("embed", "kv_heads", "self_attn.v_proj"),
-    "v_bias": _bias("kv_heads", "self_attn.v_proj", "qkv_bias"),
-    "sinks": Weight(("layers", "head_count"), zeros, "model.layers.{}.self_attn.sinks", when="sinks", exact=True),
-    "o": _kernel("heads", "embed", "self_attn.o_proj", residual=True),
-    "o_bias": _bias("hidden", "self_attn.o_proj", "out_bias"),
-    "attn_after_norm": _norm("hidden", "post_self_attn_layernorm", "norms_after"),
-    # A delta net's queries, keys and values are one product and one convolution in a checkpoint.
-    "delta_q": _delta("embed", "delta_keys", "in_proj_q"),
-    "delta_k": _delta("embed", "delta_keys", "in_proj_k"),
-    "delta_v": _delta("embed", "delta_values", "in_proj_v"),
-    "delta_gate": _delta("embed", "delta_values", "in_proj_z"),
-    "delta_rate": _delta("embed", "delta_heads", "in_proj_b", exact=True),
-    "delta_decay": _delta("embed", "delta_heads", "in_proj_a", exact=True),
-    "delta_decay_start": _per_head(ones, "dt_bias"),
-    "delta_decay_log": _per_head(_rates, "A_log"),
-    "delta_q_taps": _taps("delta_keys", "conv1d_q"),
-    "delta_k_taps": _taps("delta_keys", "conv1d_k"),
-    "delta_v_taps": _taps("delta_values", "conv1d_v"),
-    "delta_norm": Weight(("layers", "value_size"), ones, "model.layers.{}.linear_attn.norm.weight", when="hybrid"),
-    "delta_out": _delta("delta_values", "embed", "out_proj", residual=True),
-    "mlp_norm": _norm("hidden", "post_attention_layernorm", "norms_before"),
-    "gate": _kernel("embed", "mlp", "mlp.gate_proj", when="dense"),
-    "gate_bias": _bias("mlp", "mlp.gate_proj", "mlp_bias"),
-    "up": _kernel("embed", "mlp", "mlp.up_proj", when="dense"),
-    "up_bias": _bias("mlp", "mlp.up_proj", "mlp_bias"),
-    "down": _kernel("mlp", "embed", "mlp.down_proj", residual=True, when="dense"),
-    "down_bias": _bias("hidden", "mlp.down_proj", "mlp_bias"),
-    "mlp_after_norm": _norm("hidden", "post_feedforward_layernorm", "norms_after"),
-    "router": _kernel("embed", "choices", "mlp.gate", when="mixture", exact=True),
-    "router_bias": Weight(
-        ("layers", "choices"), zeros, "model.layers.{}.mlp.gate.bias", when="biased_experts", exact=True
-    ),
-    "router_correction": Weight(
-        ("layers", "choices"),
-        zeros,
-        "model.layers.{}.mlp.gate.e_score_correction_bias",
-        when="corrected_choice",
-        exact=True,
-    ),
-    "expert_gate": _expert("expert_embed", "expert_mlp", "gate_proj"),
-    "expert_gate_bias": _expert_bias("expert_mlp", "gate_proj"),
-    "expert_up": _expert("expert_embed", "expert_mlp", "up_proj"),
-    "expert_up_bias": _expert_bias("expert_mlp", "up_proj"),
-    "expert_down": _expert("expert_mlp", "expert_embed", "down_proj", residual=True),
-    "expert_down_bias": _expert_bias("hidden", "down_proj"),
-    "shared_gate": _kernel("embed", "shared_mlp", "mlp.shared_expert.gate_proj", when="shared_expert"),
-    "shared_up": _kernel("embed", "shared_mlp", "mlp.shared_expert.up_proj", when="shared_expert"),
-    "shared_down": _kernel("shared_mlp", "embed", "mlp.shared_expert.down_proj", residual=True, when="shared_expert"),
-    "shared_router": _kernel("embed", "one", "mlp.shared_expert_gate", when="shared_gate", exact=True),
+    **_ATTENTION,
+    **{name: weight for name, weight in _BROUGHT.items() if weight.mixer is not None},
+    **_DENSE,
+    **{name: weight for name, weight in _BROUGHT.items() if weight.mlp is not None},
     "norm": Weight(("hidden",), unit_norm, "model.norm.weight"),
     "head": Weight(("vocab", "embed"), normal("embed"), "lm_head.weight", when="own_head"),
 }
@@ -215,13 +82,10 @@ DECODER: WeightTable = {
 
 def sizes(config: DecoderConfig) -> dict[str, int]:
     """The size of every logical axis."""
-    experts = config.experts or Experts(count=1, chosen=1, size=1)
-    delta = config.delta or DeltaNet(key_heads=1, value_heads=1, key_size=1, value_size=1, taps=2, attention_layers=())
     return {
         "layers": config.num_layers,
         "vocab": config.vocab_size,
         "embed": config.hidden_size,
-        "expert_embed": config.hidden_size,
         "hidden": config.hidden_size,
         "heads": config.num_heads * config.head_dim,
         "gated_heads": 2 * config.num_heads * config.head_dim,
@@ -229,27 +93,45 @@ def sizes(config: DecoderConfig) -> dict[str, int]:
         "head_dim": config.head_dim,
         "head_count": config.num_heads,
         "mlp": config.intermediate_size,
-        "experts": experts.count,
-        "choices": experts.count,
-        "expert_mlp": experts.size,
-        "shared_mlp": experts.shared,
         "one": 1,
-        "delta_keys": delta.key_heads * delta.key_size,
-        "delta_values": delta.value_heads * delta.value_size,
-        "delta_heads": delta.value_heads,
-        "value_size": delta.value_size,
-        "taps": delta.taps,
+        **({} if config.mixer is None else config.mixer.sizes()),
+        **({} if config.mlp is None else config.mlp.sizes(config.hidden_size)),
     }
 
 
 def present(table: WeightTable, config: DecoderConfig) -> dict[str, Weight]:
     """The weights of a table that a network with this config has."""
-    return {name: weight for name, weight in table.items() if weight.when is None or getattr(config, weight.when)}
+    return {name: weight for name, weight in table.items() if _has(config, weight)}
+
+
+def _has(config: DecoderConfig, weight: Weight) -> bool:
+    if not any(weight.of(kind) for kind in set(config.kinds)):
+        return False
+    core = Kind()
+    owner: Any = config.mixer if weight.mixer not in (None, core.mixer) else config
+    owner = config.mlp if weight.mlp not in (None, core.mlp) else owner
+    return weight.when is None or bool(getattr(owner, weight.when))
 
 
 def layers_with(weight: Weight, config: DecoderConfig) -> tuple[int, ...]:
     """The layers that a stacked weight has, in their order along its first axis."""
     return tuple(i for i, kind in enumerate(config.kinds) if weight.of(kind))
+
+
+def by_layer(weights: Mapping[str, Sequence[Any]], kinds: Sequence[Kind]) -> list[dict[str, Any]]:
+    """The weights of each layer by name.
+
+    Args:
+      weights: for each name the values of all layers that have the weight.
+      kinds: the kinds of the layers.
+
+    Example:
+      >>> norms, kind = {"attn_norm": [1, 2, 3]}, Kind()
+      >>> by_layer({**norms, "q": [4, 5]}, (kind, Kind(mixer="another"), kind))
+      [{'attn_norm': 1, 'q': 4}, {'attn_norm': 2}, {'attn_norm': 3, 'q': 5}]
+    """
+    left = {name: iter(values) for name, values in weights.items()}
+    return [{name: next(left[name]) for name in left if DECODER[name].of(kind)} for kind in kinds]
 
 
 def initial(weight: Weight, config: DecoderConfig, rngs: nnx.Rngs) -> Array:
@@ -312,31 +194,29 @@ def shardings(tree: Any, mesh: Mesh | None, rules: Rules = TRAIN, table: WeightT
     return jax.tree_util.tree_map_with_path(one, tree)
 
 
-def check_experts(config: DecoderConfig, shards: int) -> None:
-    """Raises `UserError` if a model's experts do not divide over ``mesh.expert``, or if it has none to divide."""
-    count = 0 if config.experts is None else config.experts.count
-    if shards > 1 and (not count or count % shards):
-        fit = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0) or "1"
-        raise UserError(
-            f"mesh.expert={shards} does not divide the {count} experts of this model\nset mesh.expert to one of: {fit}"
-        )
+def check_axis(config: DecoderConfig, shards: int) -> None:
+    """Raises `UserError` if a decoder's MLPs do not divide over ``mesh.expert``, or if it has none to divide."""
+    if config.mlp is not None:
+        config.mlp.check_axis(shards)
+    elif shards > 1:
+        raise UserError(f"mesh.expert={shards}: {config.family} has no experts to divide over it\nset mesh.expert to 1")
+
+
+def widths(config: DecoderConfig) -> dict[str, tuple[int, str]]:
+    """The widths of mixers and MLPs that a mesh must divide, with their logical axes, by their names in config.json."""
+    dense = {"intermediate_size": (config.intermediate_size, "mlp")} if config.dense else {}
+    others = [part.cut() for part in (config.mlp, config.mixer) if part is not None]
+    return {**dense, **{name: size for part in others for name, size in part.items()}}
 
 
 def check_mesh(config: DecoderConfig, mesh: Mesh | None) -> None:
     """Raises `UserError` if a decoder's weights do not divide over the mesh. The mesh may not cut a head of the query;
     it may cut heads of keys and values (`grpojax.models.kv_heads`)."""
-    check_experts(config, 1 if mesh is None else mesh.shape["expert"])
-    mlps = [("intermediate_size", config.intermediate_size, "mlp")]
-    if config.experts is not None:
-        mlps = mlps if config.dense else []
-        mlps += [("moe_intermediate_size", config.experts.size, "expert_mlp")]
-        mlps += [("shared_expert_intermediate_size", config.experts.shared, "shared_mlp")]
-    if config.delta is not None:
-        mlps += [("linear_num_key_heads", config.delta.key_heads, "delta_keys")]
+    check_axis(config, 1 if mesh is None else mesh.shape["expert"])
     for what, size, axis in (
         ("num_attention_heads", config.num_heads, "heads"),
         ("num_key_value_heads x head_dim", config.num_kv_heads * config.head_dim, "kv_heads"),
-        *mlps,
+        *((name, size, axis) for name, (size, axis) in widths(config).items()),
         ("vocab_size", config.vocab_size, "vocab"),
         ("hidden_size", config.hidden_size, "embed"),
     ):

@@ -12,7 +12,8 @@ from grpojax.device import Device, Program
 from grpojax.models.compute import Compute, ModelConfig
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.matrix import Matrix, is_matrix
-from grpojax.models.weight_table import WeightTable, leaf_name
+from grpojax.models.weight import WeightTable
+from grpojax.models.weight_table import leaf_name
 from grpojax.types import Array
 
 

@@ -332,7 +332,7 @@ class Cache(abc.ABC):
         blocks, width = self.blocks(ring)
 
         def zeros(*last, dtype=dtype):
-            x = jnp.zeros((len(c.layers_of("attention")), blocks, rows, *held, *last), dtype)
+            x = jnp.zeros((len(c.attending), blocks, rows, *held, *last), dtype)
             return constrain(x, self.compute.mesh, None, None, "shard", *axes, *(None,) * len(last))
 
         x = zeros(*((c.head_dim, width) if across else (width, c.head_dim)))

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from grpojax.models.weight_table import DECODER, WeightTable, multiplies
+from grpojax.models.weight import WeightTable
+from grpojax.models.weight_table import DECODER, multiplies
 from grpojax.programs.optimizer_config import OptimizerConfig
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import optax
 
-from grpojax.models.weight_table import DECODER, WeightTable, leaf_name
+from grpojax.models.weight import WeightTable
+from grpojax.models.weight_table import DECODER, leaf_name
 from grpojax.programs.adapter import Adapter, joined
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, decoder_network, init_state

@@ -11,11 +11,11 @@ from flax import nnx
 from grpojax import diagnostics
 from grpojax import losses as L
 from grpojax.models import decoder as dec
-from grpojax.models import experts
 from grpojax.models.compute import Compute
+from grpojax.models.layer_kinds import Mlp
 from grpojax.programs import blocks
 from grpojax.programs.update import TOTAL_WEIGHT, Loss, Metrics, ReadPrompts
-from grpojax.types import Array, Declared, Mean, Rows, Scalar
+from grpojax.types import Array, Declared, Rows, Scalar
 
 _TOKENS = "P G T"
 # The arrays of `grpojax.types.Rows` that the policy's loss reads. A run has advantages and weights, what its objective
@@ -46,7 +46,8 @@ def policy_objective(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
-    balance_coef: float | None = None,
+    mlp: Mlp | None = None,
+    balance_coef: float = 0.0,
 ) -> Loss:
     """The loss ``(params, frozen, micro: Rows) -> (value, metrics)`` of an objective.
 
@@ -57,14 +58,13 @@ def policy_objective(
       compute: how to run the decoder.
       temperature: the temperature that the samples were drawn at.
       entropy: compute the entropy as a metric even if the objective does not need it.
-      balance_coef: weight of the load-balance loss of a mixture of experts (`grpojax.models.experts.load`), a mean over
-        the tokens of the update by their loss weights, whatever these add up to. 0 computes no such loss. None for a
-        dense policy.
+      mlp: the decoder's, if it is not the dense one. It adds metrics (`grpojax.models.layer_kinds.Mlp.measured`).
+      balance_coef: weight of a loss of that MLP, such as the load-balance loss of a mixture of experts: a mean over the
+        tokens of the update by their loss weights, whatever these add up to. 0 computes no such loss.
 
     Returns:
       The loss. Its metrics are those of `grpojax.losses.policy_loss`. If the batch has ``sampler_logps``, those of
-      `grpojax.diagnostics.mismatch` are added; a mixture of experts adds ``router_entropy``, ``router_counts`` and
-      ``balance_loss``.
+      `grpojax.diagnostics.mismatch` are added.
     """
     wanted = True if objective.needs_entropy else "value" if entropy else False
 
@@ -72,9 +72,8 @@ def policy_objective(
         rows, observe = micro.bare, None
         given: dict[str, Any] = {name: micro.arrays.get(name) for name in ARRAYS}
         starts, weights = given.pop("action_starts"), micro.arrays["weights"]
-        if balance_coef is not None:
-            shares = _shares(weights, frozen) if balance_coef else None
-            observe = functools.partial(experts.load, rows=rows, weights=shares)
+        if mlp is not None:
+            observe = mlp.observe(rows, _shares(weights, frozen) if balance_coef else None)
         scores = dec.score(graph, params, rows, compute, temperature=temperature, entropy=wanted, observe=observe)
         with jax.named_scope("loss"):
             value, metrics = L.policy_loss(
@@ -88,8 +87,8 @@ def policy_objective(
             )
         if (sampler := given["sampler_logps"]) is not None:
             metrics |= diagnostics.mismatch(scores.logps, sampler, weights > 0)
-        if scores.observed is not None:
-            more, measured = of_routers(scores.observed, rows, balance_coef or 0.0)
+        if mlp is not None:
+            more, measured = mlp.measured(scores.observed, rows, balance_coef)
             value, metrics = value + more, metrics | measured | {"loss": metrics["loss"] + more}
         return value, metrics
 
@@ -101,16 +100,6 @@ def _shares(weights: Array, frozen: Any) -> Array:
     load-balance loss would be as much stronger than under a mean."""
     total = (frozen or {}).get(TOTAL_WEIGHT, weights.sum())
     return weights * jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1.0), 0.0)
-
-
-def of_routers(load: experts.Load, rows: Rows, coef: float) -> tuple[Scalar, Metrics]:
-    """The weighted load-balance loss over all layers, and the metrics of the layers' routers."""
-    seen = (rows.segments > 0).sum().astype(jnp.float32) * load.entropy.shape[0]
-    metrics: Metrics = {"router_entropy": Mean(total=load.entropy.sum(), count=seen), "router_counts": load.counts}
-    if load.balance is None:
-        return jnp.float32(0.0), metrics
-    balance = load.balance.mean()
-    return coef * balance, metrics | {"balance_loss": balance}
 
 
 def reader(graph: Any, compute: Compute) -> ReadPrompts:

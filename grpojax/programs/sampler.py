@@ -27,21 +27,14 @@ from jax.sharding import Mesh
 from grpojax.device import SHARD, Program, cut
 from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
-from grpojax.models import delta_net, experts, matrix, quantised
+from grpojax.models import matrix, quantised
 from grpojax.models.attention import FAR
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.delta_net import DeltaLayer, States
-from grpojax.models.layers import (
-    LayerKind,
-    final_norm,
-    kinds_of_layers,
-    rope_tables,
-    tables_of_layer,
-)
-from grpojax.models.weight_table import DECODER, leaf_name
-from grpojax.programs import kv_cache
+from grpojax.models.layers import Difference, Layer, differences, final_norm, rope_tables, tables_of_layer
+from grpojax.models.weight_table import DECODER, by_layer, leaf_name
+from grpojax.programs import kv_cache, slot_states
 from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.programs.token_sampling import at_position, draw, keys_of_samples
 from grpojax.sharding import TRAIN, constrain, spec
@@ -206,11 +199,11 @@ class DecodeConstants:
       ring: layout of the slots' caches.
       model: the decoder, used for its embeddings and its last norm.
       blocks: weights of the decoder's layers by name, stacked, or as a list of layers (`kv_cache.Cache.listed`, or
-        if the decoder has delta nets); transposed on a CPU.
+        if not all layers are of one kind); transposed on a CPU.
       eos: ``[n]`` int32, tokens that end a sample.
       prompt_kv: keys and values of the prompts. Each layer that attends has ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``;
         the layers are stacked or a list.
-      prompt_delta: states of the prompts for each delta net, ``[P, ...]``.
+      prompt_states: states of the prompts ``[P, ...]`` for each layer that does not attend.
       known: what prefill knows about the samples.
       left: samples of a shard that may stay unfinished, if the rollout continues an earlier one; otherwise None.
       limits: ``[P, G]`` int32, the number of tokens at which each sample pauses, if every sample has its own slot and
@@ -225,7 +218,7 @@ class DecodeConstants:
     blocks: Any
     eos: Array
     prompt_kv: tuple[Any, Any]
-    prompt_delta: list[States]
+    prompt_states: list[Any]
     known: SampleQueue
     left: int | None = None
     limits: Samples | None = None
@@ -245,7 +238,8 @@ def prefill(
     model: Decoder, prompts: Prompts, key: Array, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
 ) -> tuple[DecodeConstants, Rollout]:
     """Runs each prompt once and draws the first token of each of its samples. The returned rollout has these tokens."""
-    if config.router_replay and not model.config.mixture:
+    mlp = model.config.mlp
+    if config.router_replay and mlp is None:
         raise UserError("router_replay=true: the model has no experts to choose; set it to false")
     n_prompts, unroll = len(prompts.lengths), kv_cache.of(compute).listed or not model.config.uniform
     dtype, eos = kv_cache.dtype_of(config.cache_dtype, compute), jnp.asarray(eos_ids, jnp.int32)
@@ -255,7 +249,7 @@ def prefill(
 
     with jax.named_scope("prefill"):
         tokens, lengths = prompts.tokens[:, None], prompts.lengths[:, None]
-        observe = experts.kept_choices if config.router_replay else None
+        observe = None if mlp is None or not config.router_replay else mlp.choices
         read, chosen = dec.run_prompts(model, tokens, lengths, compute, observe)
         hidden, kv = read.last, read.kv
         prompt_kv = stored(kv[0], (0, 1, 3, 4, 2)), stored(kv[1], (0, 1, 3, 2, 4))  # [n, P, Hkv, d, L], [.., L, d]
@@ -276,14 +270,14 @@ def prefill(
     )
     ended = out.stopped | (config.max_tokens == 1)
     known = SampleQueue(keys=keys, first=first, ended=ended, lengths=prompts.lengths)
-    prompt_kv, prompt_delta = kv_cache.per_layer(prompt_kv, unroll), _of_delta_nets(read.delta)
-    return constants_of(model, prompt_kv, prompt_delta, known, config, eos_ids, compute), out
+    prompt_kv, states = kv_cache.per_layer(prompt_kv, unroll), _states_by_layer(read.states)
+    return constants_of(model, prompt_kv, states, known, config, eos_ids, compute), out
 
 
 def constants_of(
     model: Decoder,
     prompt_kv: tuple[Any, Any],
-    prompt_delta: list[States],
+    prompt_states: list[Any],
     known: SampleQueue,
     config: SamplerConfig,
     eos_ids: tuple[int, ...],
@@ -298,7 +292,7 @@ def constants_of(
         blocks=_blocks(nnx.to_pure_dict(nnx.state(model.layers)), model.config, compute),
         eos=jnp.asarray(eos_ids, jnp.int32),
         prompt_kv=prompt_kv,
-        prompt_delta=prompt_delta,
+        prompt_states=prompt_states,
         known=known,
     )
 
@@ -324,15 +318,15 @@ def _ends(token: Array, eos: Array) -> Array:
     return (token[..., None] == eos).any(-1)
 
 
-def _of_delta_nets(read: States | None) -> list[States]:
-    """States ``[layers, P, 1, ...]`` of prompts that were read one by one, for each delta net ``[P, ...]``."""
+def _states_by_layer(read: Any) -> list[Any]:
+    """States ``[layers, P, 1, ...]`` of prompts that were read one by one, for each layer ``[P, ...]``."""
     return [] if read is None else kv_cache.per_layer(jax.tree.map(lambda x: x[:, :, 0], read), True)
 
 
 def _blocks(stacked: dict[str, Any], config: DecoderConfig, compute: Compute) -> Any:
     if not config.uniform:
         listed = {name: kv_cache.per_layer(w, True) for name, w in stacked.items()}
-        layers = delta_net.by_layer(listed, config.kinds)
+        layers = by_layer(listed, config.kinds)
     else:
         layers = kv_cache.per_layer(stacked, kv_cache.of(compute).listed)
     if kv_cache.platform(compute) != "cpu" or compute.mesh is not None:
@@ -381,7 +375,7 @@ class DecodeState:
         waits for a slot, and 0 when nothing is left to draw.
       slots: one row for each prompt; data-parallel shards divide the rows.
       keys, values: the slots' caches (`kv_cache.Cache.empty`).
-      delta: the slots' states for each delta net, ``[P, S, ...]``.
+      states: those of the slots ``[P, S, ...]``, for each layer that does not attend.
       out: the rollout so far.
     """
 
@@ -390,7 +384,7 @@ class DecodeState:
     slots: Slots
     keys: Any
     values: Any
-    delta: list[States]
+    states: list[Any]
     out: Any
 
 
@@ -410,8 +404,9 @@ def _all_waiting(constants: DecodeConstants, out: Rollout) -> DecodeState:
     keys, values = constants.cache.empty(
         constants.model.config, n_prompts, slots, constants.ring, constants.cache_dtype
     )
-    longest, delta = _longest(constants, free), delta_net.in_slots(constants.prompt_delta, slots, constants.compute)
-    return DecodeState(step=jnp.int32(0), longest=longest, slots=free, keys=keys, values=values, delta=delta, out=out)
+    mixer, longest = constants.model.config.mixer, _longest(constants, free)
+    states = slot_states.in_slots(mixer, constants.prompt_states, slots, constants.compute)
+    return DecodeState(step=jnp.int32(0), longest=longest, slots=free, keys=keys, values=values, states=states, out=out)
 
 
 def decode(constants: DecodeConstants, state: DecodeState) -> DecodeState:
@@ -439,44 +434,44 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
     tables = rope_tables(c, known.lengths[:, None] + slots.count - 1)
     x = dec.embed_tokens(model, slots.token, compute, whole=True)
 
-    def within(kind: LayerKind) -> kv_cache.Seen:
+    def within(differs: Difference) -> kv_cache.Seen:
         """What a layer sees. Where layers are a list, it is known without computing whether one has a window."""
-        if kind.windowed is None or (isinstance(kind.windowed, np.bool_) and not kind.windowed):
+        if differs.windowed is None or (isinstance(differs.windowed, np.bool_) and not differs.windowed):
             return seen
-        return seen.within(jnp.where(kind.windowed, c.window, FAR), known.lengths)
+        return seen.within(jnp.where(differs.windowed, c.window, FAR), known.lengths)
 
-    def attends(one, x, prompt, kind, write):
+    def attends(layer, x, prompt, differs, write):
         def attend(q, k, v, logits):
             cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
             grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
-            o = cache.attend(grouped, cached, prompt, prompt_mask, within(kind), logits)
+            o = cache.attend(grouped, cached, prompt, prompt_mask, within(differs), logits)
             return o.astype(x.dtype), None
 
-        x, _ = one.forward(x, tables_of_layer(tables, kind), attend)
-        return x, None if one.routing is None or not config.router_replay else experts.kept_choices(one.routing)
+        x, _ = layer.forward(x, tables_of_layer(tables, differs), attend)
+        return x, None if keep is None or layer.seen is None else keep(layer.seen)
 
-    def body(x, layer, write):
-        weights, prompt, kind = layer
-        one = dec.layer(weights, c, compute, separately=compute.on_gpu)
-        return attends(one, x, prompt, kind, write)
+    def body(x, of_layer, write):
+        weights, prompt, differs = of_layer
+        return attends(layer_of(c.kinds[0], weights), x, prompt, differs, write)
 
-    prompts, states, delta = iter(constants.prompt_kv), iter(zip(s.delta, constants.prompt_delta, strict=True)), []
+    keep = None if c.mlp is None or not config.router_replay else c.mlp.choices
+    layer_of = functools.partial(Layer, config=c, compute=compute, separately=compute.on_gpu)
+    prompts, before, after = iter(constants.prompt_kv), iter(zip(s.states, constants.prompt_states, strict=True)), []
 
-    def hybrid(x, layer, write):
-        kind, weights = layer
-        if kind != "delta":
-            one = dec.layer(weights, c, compute, separately=compute.on_gpu)
-            return attends(one, x, next(prompts), LayerKind(), write)
-        one = DeltaLayer(weights, c, compute, separately=compute.on_gpu)
-        before = delta_net.started(*next(states), slots.count == 1)
-        x, new = one.mix(x, lambda projected: one.of_token(projected, before))
-        delta.append(new)
+    def of_many_kinds(x, of_layer, write):
+        kind, weights = of_layer
+        layer = layer_of(kind, weights)
+        if c.mixer is None or kind.mixer != c.mixer.name:
+            return attends(layer, x, next(prompts), Difference(), write)
+        states, mixer = slot_states.started(*next(before), slots.count == 1), c.mixer
+        x, new = layer.mix(x, lambda projected: mixer.of_token(layer, projected, states))
+        after.append(new)
         return x, None
 
     if not c.uniform:
-        body, layers = hybrid, list(zip(c.kinds, constants.blocks, strict=True))
+        body, layers = of_many_kinds, list(zip(c.kinds, constants.blocks, strict=True))
     else:
-        kinds = kinds_of_layers(c)
+        kinds = differences(c)
         layers = constants.blocks, constants.prompt_kv, kinds
         if cache.listed:
             of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
@@ -496,7 +491,7 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
     active = slots.active & ~stop & (slots.count + 1 < most)
     slots = dataclasses.replace(slots, count=slots.count + 1, token=token, active=active)
     longest = _longest(constants, slots)
-    return DecodeState(step=s.step + 1, longest=longest, slots=slots, keys=keys, values=values, delta=delta, out=out)
+    return DecodeState(step=s.step + 1, longest=longest, slots=slots, keys=keys, values=values, states=after, out=out)
 
 
 def _refill(known: SampleQueue, s: Slots) -> Slots:
@@ -577,13 +572,14 @@ def _going_on(constants: DecodeConstants, prompts: Prompts, partial: Rollout, ou
     caches = constants.cache.empty(constants.model.config, rows, slots, ring, dtype)
     read, states = _read_partial(constants.model, prompts, partial, constants.left or 0, compute)
     caches = constants.cache.insert(read, caches, slots, ring, dtype)
-    delta = delta_net.in_slots(constants.prompt_delta, slots, compute)
-    delta = delta_net.inserted(delta, states, read.slots, read.used, compute)
-    return in_own_slots(constants, caches, out, unfinished(out), delta)
+    mixer = constants.model.config.mixer
+    empty = slot_states.in_slots(mixer, constants.prompt_states, slots, compute)
+    states = slot_states.inserted(mixer, empty, states, read.slots, read.used, compute)
+    return in_own_slots(constants, caches, out, unfinished(out), states)
 
 
 def in_own_slots(
-    constants: DecodeConstants, caches: tuple[Any, Any], out: Rollout, active: Samples, delta: list[States]
+    constants: DecodeConstants, caches: tuple[Any, Any], out: Rollout, active: Samples, states: list[Any]
 ) -> DecodeState:
     """The first state of a loop in which every sample has its own slot.
 
@@ -592,19 +588,21 @@ def in_own_slots(
       caches: keys and values of all tokens but each sample's newest, from the end of the ring backwards.
       out: the samples so far, with at least one token each.
       active: ``[P, G]`` bool, the samples that need another token.
-      delta: states of each delta net for the slots.
+      states: those of the slots, for each layer that does not attend.
     """
     slots = _per_shard(_own_slots, constants.compute.mesh)(constants.known, out, active)
     keys, values = caches
     longest = _longest(constants, slots)
-    return DecodeState(step=jnp.int32(0), longest=longest, slots=slots, keys=keys, values=values, delta=delta, out=out)
+    return DecodeState(
+        step=jnp.int32(0), longest=longest, slots=slots, keys=keys, values=values, states=states, out=out
+    )
 
 
 def _read_partial(
     model: Decoder, prompts: Prompts, partial: Rollout, most: int, compute: Compute
-) -> tuple[kv_cache.ReadSamples, list[States]]:
+) -> tuple[kv_cache.ReadSamples, list[Any]]:
     """Runs the prompts and tokens of the unfinished samples of each shard; there are at most ``most`` in a shard. Also
-    returns the states after them for each delta net."""
+    returns the states after them for each layer that does not attend."""
     longest = partial.tokens.shape[-1]
 
     def of_shard(prompts: Prompts, partial: Rollout):
@@ -624,7 +622,7 @@ def _read_partial(
         tokens, lengths, *where = _per_shard(of_shard, compute.mesh)(prompts, partial)
         read, _ = dec.run_prompts(model, tokens[:, None], lengths[:, None], compute)
     keys, values = read.kv
-    return kv_cache.ReadSamples((keys[:, :, 0], values[:, :, 0]), *where), _of_delta_nets(read.delta)
+    return kv_cache.ReadSamples((keys[:, :, 0], values[:, :, 0]), *where), _states_by_layer(read.states)
 
 
 def _own_slots(known: SampleQueue, out: Rollout, active: Samples) -> Slots:

@@ -22,7 +22,8 @@ from grpojax.models import kv_heads, matrix
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.quantised import Int8Matrix
-from grpojax.models.weight_table import DECODER, WeightTable, axes_of, check_mesh, leaf_name, multiplies, shardings
+from grpojax.models.weight import WeightTable
+from grpojax.models.weight_table import DECODER, axes_of, check_mesh, leaf_name, multiplies, shardings
 from grpojax.programs.update import Loss, ReadPrompts
 from grpojax.types import Array, TrainState
 

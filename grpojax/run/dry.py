@@ -14,7 +14,6 @@ from grpojax import data, evaluation
 from grpojax.device import ROWS, Program
 from grpojax.evaluation.attempts import problems_at_once
 from grpojax.models import DecoderConfig
-from grpojax.models.experts import choice_dtype
 from grpojax.programs import policy_state
 from grpojax.programs.policy import DryPolicy, PolicyShape
 from grpojax.programs.sampler import no_samples
@@ -329,9 +328,9 @@ def _more(config: Config, policy: DryPolicy, drawn: Rollout, longest_prompt: int
     more = dict[str, Any]()
     if config.environment is not None:
         more["sampled"] = np.zeros(drawn.tokens.shape, bool)
-    if config.rollout.router_replay and policy.config.experts is not None:
-        experts = policy.config.experts
-        width, dtype = len(policy.config.layers_of("mixture")) * experts.chosen, choice_dtype(experts.count)
+    if config.rollout.router_replay and policy.config.mlp is not None:
+        of_layer, dtype = policy.config.mlp.choice()
+        width = len(policy.config.mlp_layers) * of_layer
         more["choices"] = np.zeros((*drawn.tokens.shape, width), dtype)
         more["prompt_choices"] = np.zeros((len(drawn.tokens), 1, longest_prompt, width), dtype)
     return more

@@ -58,8 +58,7 @@ class Learning:
       updates: number of updates of the whole run, for schedules; None if that is not known.
       temperature: the temperature of the samples.
       entropy: whether the variant reads the entropy of each token before the updates.
-      balance_coef: coefficient for a policy that is a mixture of experts
-        (`grpojax.programs.policy_update.policy_objective`).
+      balance_coef: coefficient of the loss of the model's MLP (`grpojax.programs.policy_update.policy_objective`).
       adapter: what learns in place of the policy's weights.
     """
 
@@ -71,7 +70,7 @@ class Learning:
     updates: int | None
     temperature: float
     entropy: bool = False
-    balance_coef: float | None = None
+    balance_coef: float = 0.0
     adapter: Adapter | None = None
 
 
@@ -113,15 +112,15 @@ def learning_of(config: Config, policy: PolicyShape) -> Learning:
       UserError: experts are to be balanced or their choices replayed, but the policy has none; or episodes are to be
         played by a policy with delta nets.
     """
-    train, variant, mixture = config.train, config.method.variant, policy.config.mixture
-    if train.balance_coef and not mixture:
+    train, variant, mlp = config.train, config.method.variant, policy.config.mlp
+    if train.balance_coef and mlp is None:
         raise UserError(
             f"train.balance_coef={train.balance_coef:g}: {config.model.path} has no experts to balance; set it to 0"
         )
-    if config.rollout.router_replay and not mixture:
+    if config.rollout.router_replay and mlp is None:
         raise UserError(f"rollout.router_replay=true: {config.model.path} has no experts to choose; set it to false")
-    if config.environment is not None and policy.config.hybrid:
-        raise UserError(f"environment: {config.model.path} has delta nets, which cannot go on after an answer")
+    if config.environment is not None and (mixer := policy.config.mixer) is not None:
+        raise UserError(f"environment: {config.model.path} has {mixer.name} layers, which cannot go on after an answer")
     if config.environment is not None and not policy.config.uniform:
         raise UserError(f"environment: {config.model.path} has layers with experts and without, which is not supported")
     return Learning(
@@ -133,7 +132,7 @@ def learning_of(config: Config, policy: PolicyShape) -> Learning:
         updates=None if train.steps is None else (train.steps - parts.warmup_steps(config)) * train.updates_a_rollout,
         temperature=config.rollout.temperature,
         entropy="entropy" in variant.needs,
-        balance_coef=train.balance_coef if mixture else None,
+        balance_coef=train.balance_coef,
         adapter=policy.adapter,
     )
 
@@ -160,7 +159,12 @@ def make_programs(learning: Learning, added: Sequence[Adds] = ()) -> Programs:
 def _make(learning: Learning, added: Sequence[Adds]) -> Programs:
     model, graph, compute, objective = learning.model, learning.graph, learning.compute, learning.objective
     scores = functools.partial(score_program, model=model, compute=compute, temperature=learning.temperature)
-    how = {"temperature": learning.temperature, "entropy": True, "balance_coef": learning.balance_coef}
+    how = {
+        "temperature": learning.temperature,
+        "entropy": True,
+        "mlp": model.mlp,
+        "balance_coef": learning.balance_coef,
+    }
     loss = policy_update.policy_objective(graph, objective, compute, **how)
     optimizer = make_optimizer(learning.optimizer, learning.updates, policy_state.table_of(learning.adapter))
     adapted = learning.adapter is not None

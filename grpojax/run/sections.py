@@ -122,7 +122,7 @@ class TrainConfig:
         rounding, and the update costs only the other samples' tokens. The update's metrics (entropy, ratios) are of
         these other samples. Not with an objective in which samples with advantage 0 have a gradient, nor where all
         samples are scored before the update.
-      balance_coef: weight of the load-balance loss of a policy with experts (`grpojax.models.experts.load`).
+      balance_coef: weight of the load-balance loss of a policy with experts.
       reference_every: steps between refreshes of the KL's reference; 0 keeps the model that the run started from.
         Needs ``variant.kl_coef`` over 0.
       reference_mix: a refresh sets the reference to ``mix * policy + (1 - mix) * reference``. Only with

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import bench_runs
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from grpojax.cli import benchmark
 from grpojax.cli import main as cli
 from grpojax.models import DecoderConfig
-from grpojax.models.decoder_config import Experts
 from grpojax.models.flops import decode_bytes, forward_flops, layer_weights
 from grpojax.run import recipe as recipes
 
@@ -44,17 +44,16 @@ def test_windowed_layers_read_fewer_blocks_of_the_cache():
 
 
 def test_the_rate_is_of_products_that_the_model_has(monkeypatch):
-    """A mixture has no MLP of its intermediate_size."""
+    """One with another MLP has none of its intermediate_size."""
     made, ones = [], benchmark.jnp.ones
     monkeypatch.setattr(benchmark.jnp, "ones", lambda shape, *args: made.append(shape) or ones(shape, *args))
     dense = DecoderConfig(
         family="qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16,
         num_kv_heads=8, head_dim=128, rope_theta=1e6,
     )  # fmt: skip
-    small = Experts(count=4, chosen=2, size=6)
-    for experts, width in ((None, 3072), (small, 6), (dataclasses.replace(small, shared=10), 10)):
+    for mlp, width in ((None, 3072), (SimpleNamespace(width=10, name="another"), 10)):
         made.clear()
-        assert benchmark.matmul_rate(dataclasses.replace(dense, experts=experts), 5, "float32") > 0
+        assert benchmark.matmul_rate(dataclasses.replace(dense, mlp=mlp), 5, "float32") > 0
         assert made == [(5, 1024), (1024, width), (5, width)]
 
 

@@ -1,14 +1,16 @@
 """Gradients that are written out, against those that jax derives from the formulas."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_decoder import FAMILIES
+from plain_decoder import BASE, FAMILIES
 
 from grpojax.models import layers
+from grpojax.models.layer_kinds import Kind
 
 
 def _random(*shape: int) -> jax.Array:
@@ -75,5 +77,7 @@ def test_fewer_layers_keep_those_of_each_kind_that_are_left():
     """As a critic's trunk or a plan of some layers has them."""
     windows = dataclasses.replace(FAMILIES["windows"], num_layers=2)
     assert (FAMILIES["windows"].windowed_layers, windows.windowed_layers) == ((0, 2), (0,))
-    hybrid = dataclasses.replace(FAMILIES["qwen3_5"], num_layers=3)
-    assert hybrid.layers_of("attention") == (1,) and hybrid.layers_of("delta") == (0, 2)
+    mixed = dataclasses.replace(BASE, num_layers=4, mixer=SimpleNamespace(name="another"), mixer_layers=(0, 2))
+    assert mixed.attending == (1, 3) and mixed.period == (Kind(mixer="another"), Kind())
+    fewer = dataclasses.replace(mixed, num_layers=3)
+    assert fewer.attending == (1,) and fewer.mixer_layers == (0, 2)

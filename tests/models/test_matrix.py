@@ -9,7 +9,7 @@ import matrix_forms
 import numpy as np
 import pytest
 from matrix_forms import random
-from plain_decoder import BASE, MIXTURE, learning_batch, random_decoder, some_prompts
+from plain_decoder import FAMILIES, learning_batch, random_decoder, some_prompts, there
 
 from grpojax.models import Compute, matrix
 from grpojax.models import decoder as dec
@@ -65,12 +65,13 @@ def test_map_hands_each_array_its_axes(form):
     matrix_forms.check_map(FORMS[form](random(4, 12, 7)))
 
 
-@pytest.mark.parametrize("config", [BASE, MIXTURE], ids=["dense", "mixture"])
-def test_a_forward_takes_a_form_that_it_does_not_know(config):
+@pytest.mark.parametrize("family", there("qwen2", "qwen2_moe"))
+def test_a_forward_takes_a_form_that_it_does_not_know(family):
     """Log-probs, and greedy samples."""
+    config = FAMILIES[family]
     graph, params = random_decoder(config)
     whole = jax.tree.map(lambda x: x, params)
-    for name in ("q", "o", *(["expert_gate", "expert_down"] if config.experts else ["gate", "down"])):
+    for name in ("q", "o", *(["expert_gate", "expert_down"] if config.mlp else ["gate", "down"])):
         params["layers"][name] = Doubled(params["layers"][name].get_value() / 2)
     packed, _ = flat_batches.pack(learning_batch(0))
     rows, compute = jax.tree.map(lambda x: x[0], packed.bare), Compute()

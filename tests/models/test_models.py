@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flat_batches import Flat
 from flax import nnx
-from plain_decoder import BASE, FAMILIES, plain_batch, ragged_batch, random_decoder
+from plain_decoder import BASE, FAMILIES, plain_batch, ragged_batch, random_decoder, there
 
 from grpojax.models import Compute, layers, score
 from grpojax.models import decoder as dec
@@ -23,8 +23,8 @@ ALIKE = "qwen3 qwen2_untied llama smollm3 granite olmo2 gemma3_text ministral3 g
 @pytest.mark.parametrize(
     "family",
     [
-        *("qwen2", "windows", "gemma2", "gpt_oss", "qwen3_5"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("glm4_moe", *ALIKE)),
+        *there("qwen2", "windows", "gemma2", "gpt_oss", "qwen3_5"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in there("glm4_moe", *ALIKE)),
     ],
 )
 def test_value_and_gradient_equal_the_plain_forward(family):
@@ -174,3 +174,11 @@ def test_a_lean_forward_gives_the_same_states(dtype, monkeypatch):
     np.testing.assert_allclose(
         *(np.asarray(f(params), np.float32) for f in (lean, whole)), rtol=0, atol=1e-5 if dtype == "float32" else 0.1
     )
+
+
+def test_a_decoder_without_experts_has_no_choices():
+    batch = ragged_batch(np.random.default_rng(3))
+    chosen = dict(choices=np.zeros((3, 5, 11, 4), np.uint8), prompt_choices=np.zeros((3, 7, 4), np.uint8))
+    packed, _ = flat_batches.pack(dataclasses.replace(batch, **chosen))
+    with pytest.raises(ValueError, match="without experts"):
+        score(*random_decoder(BASE), jax.tree.map(lambda x: x[0], packed), Compute())

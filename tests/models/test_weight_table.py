@@ -128,3 +128,8 @@ def test_a_mesh_that_does_not_divide_a_decoder():
         check_mesh(odd, make_mesh(MeshConfig(fsdp=2, tensor=4)))
     with pytest.raises(UserError, match="vocab_size 53 does not divide over 2 shards"):
         check_mesh(FAMILIES["qwen2"], make_mesh(MeshConfig(data=4, tensor=2)))
+
+
+def test_an_axis_for_experts_is_refused_without_them():
+    with pytest.raises(UserError, match="mesh.expert=2: qwen2 has no experts.*\nset mesh.expert to 1$"):
+        check_mesh(FAMILIES["qwen2"], make_mesh(MeshConfig(expert=2)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flat_batches import Flat
 from flax import nnx
-from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts
+from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts, there
 from short_blocks import blocks_of
 
 from grpojax import sharding
@@ -104,9 +104,10 @@ def test_windows_go_on_where_they_were(compute):
         check(random_decoder(FAMILIES["windows"], seed=3), some_prompts(), CONFIG, left=10, compute=compute, count=4)
 
 
+@pytest.mark.parametrize("family", there("qwen3_5"))
 @pytest.mark.parametrize("compute", [Compute(), TPU], ids=["cpu", "tpu"])
-def test_delta_nets_go_on_from_the_state_that_they_had(compute):
-    decoder = random_decoder(FAMILIES["qwen3_5"], seed=5)
+def test_layers_that_do_not_attend_go_on_from_the_state_that_they_had(compute, family):
+    decoder = random_decoder(FAMILIES[family], seed=5)
     with blocks_of(8):
         check(decoder, some_prompts(), CONFIG, left=10, compute=compute, count=4)
 

@@ -19,7 +19,8 @@ from grpojax import losses, sharding
 from grpojax.device import ROWS, Real
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, score
-from grpojax.models.weight_table import Weight, shardings, zeros
+from grpojax.models.weight import Weight, zeros
+from grpojax.models.weight_table import shardings
 from grpojax.programs import policy_update
 from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, make_frozen_copy
 from grpojax.programs.update import Learns, make_joint_update, make_update, update_program

@@ -1,7 +1,6 @@
 """One update: the same gradient under every split, the right gradient, and no work that nobody asked for."""
 
 import dataclasses
-from typing import get_args
 
 import flat_batches
 import jax
@@ -9,72 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from plain_decoder import BASE, plain_batch, ragged_batch, random_decoder, with_tokens
+from one_update import CONFIG, SGD, learning_batch, update
+from plain_decoder import plain_batch, random_decoder, with_tokens
 
-from grpojax import advantages, losses, masked, sharding, variants
-from grpojax.device import ROWS, Real
+from grpojax import losses, sharding, variants
+from grpojax.device import Real
 from grpojax.host.errors import UserError
 from grpojax.models import Compute
-from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
-from grpojax.programs import blocks, policy_update, state
 from grpojax.programs import optimizer as opt
-from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
+from grpojax.programs import policy_update, state
+from grpojax.programs.update import Learns, make_joint_update, make_update
 from grpojax.types import TrainState
-
-CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
-SGD = opt.OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0, grad_clip=0.0)
-
-
-def learning_batch(p=8, g=4, variant=None, off_policy=False, seed=0):
-    """A ragged batch with advantages and weights; `off_policy` puts the ratio off 1."""
-    rng = np.random.default_rng(seed)
-    batch = ragged_batch(rng, p=p, g=g, vocab=56)
-    variant = variant or variants.get("grpo", kl_coef=0.0)
-    mask = np.asarray(masked.from_lengths(batch.lengths, batch.tokens.shape[2]))
-    rewards = rng.random((p, g)).astype(np.float32)
-    adv = np.asarray(variant.advantage(rewards, advantages.Signals(mask=mask)))
-    objective = variant.objective
-    weights = np.asarray(losses.loss_weights(mask, objective.aggregate, constant=objective.constant))
-
-    def noise():
-        return -4.0 + 0.3 * rng.standard_normal(mask.shape).astype(np.float32)
-
-    return with_tokens(
-        batch, advantages=adv, weights=weights, old_logps=noise() if off_policy else None,
-        ref_logps=noise() if objective.needs_reference else None, sampler_logps=noise(),
-    ), variant  # fmt: skip
-
-
-def update(
-    batch, objective, *, sizes=None, microbatches=1, least=None, compute=None, optimizer=SGD, model=CONFIG, **more
-):
-    """Weights after one update, and its metrics; with ``least`` of blocks, some prompts of a shard at a time."""
-    data, fsdp, tensor, expert = (*(sizes or ()), 1, 1, 1, 1)[:4]
-    config = sharding.MeshConfig(data=data, fsdp=fsdp, tensor=tensor, expert=expert)
-    mesh = None if sizes is None else sharding.make_mesh(config)
-    compute = dataclasses.replace(compute or Compute(), mesh=mesh)
-    graph, params = random_decoder(model)
-    if mesh is not None:
-        params = jax.device_put(params, shardings(params, mesh))
-    tx = opt.make_optimizer(optimizer, 10)
-    learner = state.init_state(params, tx, Real(mesh))
-    how = dict(shards=sharding.shards(mesh), microbatches=microbatches, gather=compute.needs_gather)
-    packed, _ = (
-        flat_batches.pack(batch, **how)
-        if least is None
-        else flat_batches.pack_blocks(batch, least=least, gaps=True, **how)
-    )
-    assert least is None or blocks.after_reading(packed) > 1 < packed.prompts.shape[2]
-    loss, read = (
-        policy_update.policy_objective(graph, objective, compute, entropy=True, **more),
-        policy_update.reader(graph, compute),
-    )
-    train_step = update_program("update", make_update(loss, tx, read=read), compute)
-    learner, metrics = train_step(learner, {}, Real(mesh).put(packed, ROWS))
-    assert int(learner.step) == (float(metrics["grad_norm"]) > 0)
-    values = {k: np.asarray(getattr(v, "value", v)) for k, v in metrics.items()}
-    return jax.tree.map(np.asarray, learner.params), {k: x if x.ndim else float(x) for k, x in values.items()}
 
 
 @pytest.fixture(scope="module")
@@ -114,53 +59,6 @@ def test_the_gradient_does_not_depend_on_the_split(reference, sizes, microbatche
         np.testing.assert_allclose(a, b, atol=3e-6, err_msg=jax.tree_util.keystr(path))
     for name, value in metrics.items():
         assert other[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
-
-
-@pytest.mark.parametrize(
-    ("sizes", "microbatches", "least"),
-    [
-        (None, 4, None),
-        ((1, 2, 2, 2), 2, None),
-        *(
-            pytest.param(*given, marks=pytest.mark.exhaustive)
-            for given in (((2, 2, 2), 1, None), (None, 1, 14), ((1, 1, 1, 8), 1, None))
-        ),
-    ],
-)
-def test_nor_does_that_of_a_mixture_with_its_load_balance_loss(sizes, microbatches, least):
-    """Nor on where its experts are. The weights add up to 9 over the whole batch, so that a part's sum is no whole."""
-    batch, variant = learning_batch()
-    batch = with_tokens(batch, weights=9 * batch.arrays["weights"])
-    model = dataclasses.replace(CONFIG, family="qwen2_moe", experts=Experts(count=8, chosen=2, size=12, shared=6))
-    how = dict(model=model, balance_coef=0.1)
-    want, metrics = update(batch, variant.objective, **how)
-    how["compute"] = Compute(experts="grouped")
-    got, other = update(batch, variant.objective, sizes=sizes, microbatches=microbatches, least=least, **how)
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, atol=5e-6, err_msg=jax.tree_util.keystr(path))
-    for name in ("loss", "balance_loss", "router_entropy", "router_counts"):
-        np.testing.assert_allclose(other[name], metrics[name], rtol=2e-5, atol=2e-6, err_msg=name)
-    assert metrics["loss"] == pytest.approx(metrics["policy_loss"] + 0.1 * metrics["balance_loss"], abs=1e-6)
-    assert metrics["router_counts"].sum() == 2 * batch.lengths.sum() * model.num_layers
-    without, _ = update(batch, variant.objective, model=model, balance_coef=0.0)
-    assert np.abs(without["layers"]["router"][...] - want["layers"]["router"][...]).max() > 1e-4
-
-
-def test_a_balanced_router_has_the_same_load_balance_loss_under_any_aggregation():
-    """The number of experts that a token goes to."""
-    batch, _ = learning_batch(p=2, g=2)
-    mask = np.asarray(masked.from_lengths(batch.lengths, batch.tokens.shape[2]))
-    model = dataclasses.replace(CONFIG, num_layers=1, experts=Experts(count=4, chosen=2, size=4))
-    graph, params = random_decoder(model)
-    router = params["layers"]["router"]
-    router.set_value(jnp.zeros_like(router[...]))
-    loss = policy_update.policy_objective(graph, losses.Objective(), Compute(), balance_coef=0.1)
-    learn = jax.jit(make_update(loss, optax.sgd(0.0)))
-    for aggregate in get_args(losses.Aggregation):
-        weights = losses.loss_weights(mask, aggregate, constant=100.0 if aggregate == "constant" else None)
-        packed, _ = flat_batches.pack(with_tokens(batch, weights=np.asarray(weights)), microbatches=2)
-        _, metrics = learn(state.init_state(params, optax.sgd(0.0)), {}, packed)
-        assert float(metrics["balance_loss"]) == pytest.approx(2, rel=1e-5), aggregate
 
 
 def test_the_loss_is_about_zero_and_the_gradient_is_the_policy_gradient():

@@ -189,3 +189,9 @@ def test_a_step_that_hangs_ends_the_run_by_option(recipe, tmp_path):
     assert run.returncode == 1
     said = run.stdout + run.stderr
     assert re.search("step 5 has taken [0-9]+ s, over 10 times the median", said) and "in replace" in said, said
+
+
+@pytest.mark.parametrize("setting", ["train.balance_coef=0.01", "rollout.router_replay=true"])
+def test_a_policy_without_experts_has_nothing_to_balance_or_replay(recipe, tmp_path, capsys, setting):
+    assert cli.main(["train", str(recipe), f"run.dir={tmp_path}", setting]) == 2
+    assert setting in capsys.readouterr().err

@@ -22,18 +22,8 @@ from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.matrix import Kernel, Matrix, OfArray, Precision, Times
 from grpojax.models.quantised import Int8Matrix
-from grpojax.models.weight_table import (
-    DECODER,
-    Initialiser,
-    Weight,
-    WeightTable,
-    layers_with,
-    leaf_name,
-    ones,
-    shardings,
-    sizes,
-    zeros,
-)
+from grpojax.models.weight import Initialiser, Weight, WeightTable, ones, zeros
+from grpojax.models.weight_table import DECODER, layers_with, leaf_name, shardings, sizes
 from grpojax.types import Array
 
 # Three weights that are one layer in a checkpoint have one A, as that layer has in PEFT.
@@ -154,13 +144,17 @@ def _a_of(name: str) -> str:
 def _table() -> dict[str, Weight]:
     table = dict[str, Weight]()
     for name, layer in LINEAR.items():
-        *lead, rows, columns = DECODER[name].axes
-        own = (DECODER[name].name or "").removesuffix(".weight")
+        if name not in DECODER:  # of layers that no extension brings
+            continue
+        weight = DECODER[name]
+        *lead, rows, columns = weight.axes
+        own = (weight.name or "").removesuffix(".weight")
         whole = f"{own.rpartition('.')[0]}.{layer}"
-        exact = DECODER[name].exact
-        table[_a_of(name)] = Weight((*lead, rows, "rank"), _uniform(rows), f"{whole}.lora_A.weight", exact=exact)
-        table[f"{name}_b"] = Weight((*lead, "rank", columns), zeros, f"{own}.lora_B.weight", exact=exact)
-        table[f"{name}_magnitude"] = Weight((*lead, columns), ones, f"{own}.lora_magnitude_vector")
+        of = {"mixer": weight.mixer, "mlp": weight.mlp}
+        how = {"exact": weight.exact, **of}
+        table[_a_of(name)] = Weight((*lead, rows, "rank"), _uniform(rows), f"{whole}.lora_A.weight", **how)
+        table[f"{name}_b"] = Weight((*lead, "rank", columns), zeros, f"{own}.lora_B.weight", **how)
+        table[f"{name}_magnitude"] = Weight((*lead, columns), ones, f"{own}.lora_magnitude_vector", **of)
     return table
 
 

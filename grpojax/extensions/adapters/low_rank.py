@@ -12,7 +12,7 @@ from grpojax.extensions.adapters import factors, peft
 from grpojax.extensions.adapters.adapter_config import AdapterConfig
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.weight_table import WeightTable
+from grpojax.models.weight import WeightTable
 from grpojax.types import Array
 
 

@@ -31,7 +31,7 @@ from grpojax.models import decoder as dec
 from grpojax.models.attention import FAR, Logits, capped
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.layers import LayerKind, kinds_of_layers, rope_tables, tables_of_layer
+from grpojax.models.layers import Difference, Layer, differences, rope_tables, tables_of_layer
 from grpojax.programs import kv_cache, sampler
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import DecodeConstants, SampleQueue, unfinished
@@ -217,7 +217,7 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
         new = jnp.take_along_axis(new, source[:, :, None, :, None], 3)
         return _pinned(jnp.where(here[:, :, None, :, None], new, cache), compute)
 
-    def masks(kind: LayerKind) -> tuple[Array, Array]:
+    def masks(kind: Difference) -> tuple[Array, Array]:
         """The tokens of the prompt ``[P, G, C, L]``, or ``[P, 1, 1, L]``, and of the cache ``[P, G, C, T]`` that each
         token of the chunk attends to."""
         seen = chunk.age >= 0
@@ -228,7 +228,7 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
 
     def layer(x: Array, of_layer: Any, write: Any) -> tuple[Array, None]:
         weights, prompt, kind = of_layer
-        one = dec.layer(weights, c, compute, separately=compute.on_gpu)
+        one = Layer(c.kinds[0], weights, c, compute, separately=compute.on_gpu)
 
         def attend(q, k, v, logits):
             cache = write(lambda keys, values: (put(keys, k), put(values, v)))
@@ -238,7 +238,7 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
 
         return one.forward(x, tables_of_layer(tables, kind), attend)
 
-    kinds = kinds_of_layers(c)
+    kinds = differences(c)
     layers: Any = constants.blocks, constants.prompt_kv, kinds
     if constants.cache.listed:
         of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
@@ -414,7 +414,7 @@ def check(config: SamplerConfig, model: DecoderConfig) -> None:
         raise UserError("cache_dtype=int8: episodes read their caches again in full; set rollout.cache_dtype=compute")
     if config.router_replay:
         raise UserError("router_replay=true: choices for what environments answer are not kept; set it to false")
-    if model.hybrid:
-        raise UserError(f"family {model.family!r}: a delta net has no cache that answers could be read on top of")
+    if model.mixer is not None:
+        raise UserError(f"family {model.family!r}: {model.mixer.name} layers have no cache to read answers on top of")
     if not model.uniform:
         raise UserError(f"family {model.family!r}: episodes need layers of one kind, all with experts or all without")

@@ -52,7 +52,7 @@ def critic_model(config: CriticConfig, policy: PolicyShape, critic: variants.Cri
 
 def _check_kinds(read: DecoderConfig, layers: int) -> None:
     """Raises `UserError` if a decoder has layers of two kinds, and its first ``layers`` are all of one."""
-    least = max(min(read.layers_of(kind)) for kind in set(read.kinds)) + 1
+    least = max(read.kinds.index(kind) for kind in set(read.kinds)) + 1
     if layers < least:
         raise UserError(
             f"critic.layers={layers}: so many first layers of a {read.family} model are of one kind, and it needs "

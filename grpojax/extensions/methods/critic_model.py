@@ -24,7 +24,8 @@ from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.folder import damaged
-from grpojax.models.weight_table import DECODER, Weight, WeightTable, initial, shardings, zeros
+from grpojax.models.weight import Weight, WeightTable, zeros
+from grpojax.models.weight_table import DECODER, initial, shardings
 from grpojax.types import Array, PerPrompt, Rows, Samples
 
 # A decoder's weights without its output projection, and the head ``[D]``. The head is not a matrix: it does not decay,

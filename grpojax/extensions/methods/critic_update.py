@@ -14,7 +14,8 @@ from grpojax.extensions.methods import critic_model as models
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.weight_table import WeightTable, check_mesh
+from grpojax.models.weight import WeightTable
+from grpojax.models.weight_table import check_mesh
 from grpojax.programs import blocks
 from grpojax.programs.adapter import Adapter, joined
 from grpojax.programs.policy_state import BASE

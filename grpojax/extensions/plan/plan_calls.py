@@ -9,8 +9,8 @@ import numpy as np
 
 from grpojax import sharding
 from grpojax.device import Program
-from grpojax.models import DecoderConfig, compute_of, decoder, experts, flops, kv_heads
-from grpojax.models.decoder_config import Experts
+from grpojax.models import DecoderConfig, compute_of, decoder, flops, kv_heads
+from grpojax.models.hf.config_json import from_hf
 from grpojax.programs import adapter, kv_cache
 from grpojax.programs.policy import PolicyShape, Sampling
 from grpojax.programs.sampler import Draws
@@ -20,17 +20,17 @@ from grpojax.run.parts.part import read_shape
 from grpojax.run.recipe import Config
 from grpojax.types import Prompts, Rows
 
-_SMALL = DecoderConfig(
-    family="llama",
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=16,
-    rope_theta=1e4,
-)
+_SMALL = {  # as config.json
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+_SMALL_MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,7 @@ class PlannedCall:
       cache: bytes of a rollout's keys and values on one chip.
       blocks: number of blocks of a rollout's cache.
       live: average share of these blocks that a decode step reads.
+      loops: how often other loops run whose length a compiled program does not say, by the name of their scope.
     """
 
     program: Program
@@ -63,6 +64,7 @@ class PlannedCall:
     cache: int = 0
     blocks: int = 1
     live: float = 1.0
+    loops: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class RunCalls(NamedTuple):
@@ -108,8 +110,8 @@ def a_step(config: Config) -> dict[str, PlannedCall]:
     if config.method.plan is None:  # of which the phases follow from the prompts
         rollout = dataclasses.replace(rollout, prompts=4 * train.minibatches, decode_slots=0)
     if rollout.router_replay or train.balance_coef:
-        model = dataclasses.replace(_SMALL, family="qwen3_moe", experts=Experts(count=4, chosen=2, size=8))
-    short = dataclasses.replace(config.data, max_prompt_tokens=8)
+        model = _SMALL | _SMALL_MIXTURE | {"model_type": "qwen3_moe"}
+    model, short = from_hf(model), dataclasses.replace(config.data, max_prompt_tokens=8)
     config = dataclasses.replace(config, rollout=rollout, train=train, data=short)
     compute = compute_of(config.model, platform="tpu")
     policy = PolicyShape(
@@ -161,6 +163,7 @@ class _Found:
 
     def __init__(self, policy: PolicyShape, state: Mapping[str, Any], config: Config | None = None):
         self._policy, self._config = policy, config
+        self._loops = {} if policy.config.mlp is None else policy.config.mlp.loops
         self._roles = {id(x): role for role, part in state.items() for x in jax.tree.leaves(part)}
         self._calls, self._short = dict[Any, PlannedCall](), set[Any]()
 
@@ -173,7 +176,8 @@ class _Found:
             key = program, tree, *((x.shape, str(x.dtype), x.sharding) for x in leaves)
             if key not in self._calls:
                 own = [x for x in leaves if id(x) in self._roles]
-                self._calls[key] = PlannedCall(program=program, args=args, own=own, phase=phase, samples=samples)
+                made = PlannedCall(program=program, args=args, own=own, phase=phase, samples=samples, loops=self._loops)
+                self._calls[key] = made
                 self._short |= {key} if short else set()
             if of_a_step:
                 self._calls[key] = dataclasses.replace(self._calls[key], times=self._calls[key].times + 1)
@@ -241,9 +245,7 @@ def _of_rollout(call: PlannedCall, longest: int, policy: PolicyShape) -> Planned
     def work(drawn: int) -> float:
         return flops.forward_flops(policy.config, np.full(rows, longest), np.full((rows, group), drawn))
 
-    others = 0.0
-    if experts.pick(compute, rows // shards * slots) is experts.every:
-        others = flops.other_experts_flops(policy.config, rows * group * (tokens - 1))
+    others = flops.flops_in_vain(policy.config, compute, rows // shards * slots, rows * group * (tokens - 1))
     whole, first = work(tokens) + others, work(draws.tokens)
     later = max(1, -(-tokens // draws.tokens) - 1)
     return dataclasses.replace(

@@ -13,7 +13,7 @@ import jax
 from grpojax.extensions.plan import hlo, plan_links
 from grpojax.extensions.plan.plan_calls import PlannedCall
 from grpojax.extensions.plan.plan_report import ProgramReport
-from grpojax.models import dispatch, flops
+from grpojax.models import flops
 from grpojax.programs import kv_cache
 
 _GIB = 2**30
@@ -68,8 +68,7 @@ def compile_program(
             name=name, compile_s=seconds, error=error, consumers=consumers, resident=resident, room=room(kind)
         )
     seconds, memory = time.perf_counter() - started, compiled.memory_analysis()
-    rounds = dispatch.EVEN_ROUNDS + 1  # of tokens to experts, if these get about as many each
-    module = hlo.analyse(text, {kv_cache.LOOP: call.blocks, dispatch.LOOP: rounds})
+    module = hlo.analyse(text, {kv_cache.LOOP: call.blocks, **call.loops})
     once, each = hlo.by_kind(module.collectives)
     links = (
         plan_links.loads(module.collectives, devices),

@@ -26,8 +26,9 @@ from grpojax.extensions.plan.plan_links import Split
 from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.extensions.plan.plan_shapes import shape_of
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, DecoderConfig, delta_net, dispatch, experts, flops, kv_heads
-from grpojax.models.weight_table import check_experts
+from grpojax.models import Compute, DecoderConfig, flops, kv_heads
+from grpojax.models.layer_kinds import Spread
+from grpojax.models.weight_table import check_axis, widths
 from grpojax.programs import adapter, kv_cache, packing
 from grpojax.programs import batch_shards as cut
 from grpojax.programs.adapter import Adapter
@@ -182,14 +183,19 @@ class _Work:
 
     @property
     def mixtures(self) -> int:
-        """Layers with experts."""
-        return len(self.model.layers_of("mixture"))
+        """Layers with another MLP than the dense one."""
+        return len(self.model.mlp_layers)
 
     @functools.cached_property
-    def of_experts(self) -> int:
-        """Those of the parameters that are experts."""
+    def spread_mlp(self) -> Spread:
+        """How one of these layers lies on ``expert`` and ``tensor``."""
         c = self.model
-        return 0 if c.experts is None else self.mixtures * c.experts.count * 3 * c.hidden_size * c.experts.size
+        return Spread(0, 0, 0.0, 0, 0.0) if c.mlp is None else c.mlp.spread(c.hidden_size, self.expert, self.tensor)
+
+    @property
+    def of_experts(self) -> int:
+        """Those of the parameters that ``expert`` cuts, and no device gathers over it."""
+        return self.mixtures * self.spread_mlp.weights
 
     @property
     def whole(self) -> float:
@@ -237,22 +243,12 @@ class _Work:
     def mlp(self) -> float:
         """Numbers of a token between the two products of an MLP. For a mixture, these are the numbers of its experts,
         and their inputs and outputs."""
-        c, experts = self.model, self.model.experts
-        if experts is None:
-            return c.intermediate_size / self.tensor
-        rounds = 1 if self.expert == 1 else dispatch.EVEN_ROUNDS
-        inside = (experts.chosen / rounds * experts.size + experts.shared) / self.tensor
-        mixture = inside + experts.chosen * c.hidden_size / 2
-        return max(mixture, c.intermediate_size / self.tensor) if c.dense else mixture
+        return max(self.spread_mlp.inside, self.model.intermediate_size / self.tensor if self.model.dense else 0.0)
 
     @property
     def chunks(self) -> float:
-        """Bytes that a token takes while a delta net computes its chunk in float32: its products, its rows of matrices
-        of token by token, and its share of a state."""
-        if (d := self.model.delta) is None:
-            return 0.0
-        numbers = 8 * d.value_heads * d.value_size + 4 * delta_net.CHUNK * d.value_heads
-        return 4 * (numbers + d.value_heads * d.key_size * d.value_size / delta_net.CHUNK) / self.tensor
+        """Bytes that a token takes while a layer mixes it that does not attend."""
+        return 0.0 if self.model.mixer is None else self.model.mixer.working_bytes() / self.tensor
 
     @property
     def weight_bytes(self) -> int:
@@ -340,17 +336,12 @@ class _Work:
     @property
     def read(self) -> float:
         """Bytes of weights that a forward pass reads. On shards of their own, experts are read in each round."""
-        again = 0 if self.expert == 1 else dispatch.EVEN_ROUNDS
-        return 2 * (self.whole + again * self.of_experts / self.expert / self.tensor)
+        return 2 * (self.whole + self.spread_mlp.reads * self.of_experts / self.expert / self.tensor)
 
     def exchanged(self, tokens: float) -> float:
         """Bytes that a chip receives when tokens go to their experts, or when they come back: an even load, with a
         round that is not full."""
-        if self.model.experts is None:
-            return 0.0
-        rounds = (dispatch.EVEN_ROUNDS + 1) / dispatch.EVEN_ROUNDS
-        rows = rounds * tokens * self.model.experts.chosen * (self.expert - 1) / self.expert
-        return 2 * self.mixtures * self.model.hidden_size * rows
+        return 2 * self.mixtures * self.model.hidden_size * tokens * self.spread_mlp.rows
 
     def summed(self, tokens: float) -> float:
         """Bytes that a chip receives when the layers' outputs for these tokens, those of attention and of the MLP, are
@@ -365,14 +356,9 @@ def _check_divides(w: _Work, chips: int) -> None:
         raise UserError(f"mesh {axes} does not make {chips} chips")
     if w.adapter is not None:
         w.adapter.check_axes(fsdp=w.fsdp, expert=w.expert)
-    check_experts(w.model, w.expert)
-    widths = {"intermediate_size": w.model.intermediate_size}
-    if w.model.experts is not None:
-        widths = widths if w.model.dense else {}
-        widths |= {"moe_intermediate_size": w.model.experts.size, "shared_expert": w.model.experts.shared}
-    if w.model.delta is not None:
-        widths["linear_num_key_heads"] = w.model.delta.key_heads
-    sizes = {"num_heads": w.model.num_heads, **widths, "vocab_size": w.model.vocab_size}
+    check_axis(w.model, w.expert)
+    of_layers = {name: size for name, (size, _) in widths(w.model).items()}
+    sizes = {"num_heads": w.model.num_heads, **of_layers, "vocab_size": w.model.vocab_size}
     bad = next((f"{name}={size}" for name, size in sizes.items() if size % w.tensor), "")
     bad = f"hidden_size={w.model.hidden_size}" if not bad and w.model.hidden_size % w.parts else bad
     if w.model.num_kv_heads * w.model.head_dim % w.tensor:
@@ -485,18 +471,17 @@ def _drawn(w: _Work, target: PlanTarget, tokens: int) -> _Needs:
         "keys and values": kept / _GIB,
         "logits": 3 * logits / _GIB,  # scaled by temperature, their log-probs, and the noise that draws
     }
-    if c.delta is not None:
-        consumers["states of delta nets"] = prompts * (slots + 1) * flops.state_bytes(c) / w.tensor / _GIB
-    if c.experts is not None:  # the decode loop needs another layout of two of an expert's three matrices
-        laid_out = w.mixtures * c.experts.count * 2 * c.hidden_size * c.experts.size
+    if c.mixer is not None:
+        consumers[f"states of {c.mixer.name} layers"] = prompts * (slots + 1) * flops.state_bytes(c) / w.tensor / _GIB
+    if c.mlp is not None:  # the decode loop needs another layout of two of an expert's three matrices
+        laid_out = w.mixtures * w.spread_mlp.laid_out
         consumers["experts laid out for decoding"] = w.weight_bytes * laid_out / w.expert / w.tensor / _GIB
     sizes = np.full(prompts, length), np.full((prompts, group), tokens)
     computed, steps = flops.forward_flops(c, *sizes) / w.tensor, rounds * (tokens - 1)
-    if experts.pick(compute, prompts * slots) is experts.every:
-        computed += flops.other_experts_flops(c, steps * prompts * slots) / w.tensor
+    computed += flops.flops_in_vain(c, compute, prompts * slots, steps * prompts * slots) / w.tensor
     sums = w.summed(prompts * length + steps * prompts * slots)
     # A step gathers the tokens of all shards for the experts, and scatters what they give in sums.
-    shared = 0.0 if c.experts is None else steps * prompts * slots * (w.expert - 1)
+    shared = steps * prompts * slots * (w.expert - 1)
     received = {
         "tensor": sums,
         "expert": 2 * 2 * w.mixtures * c.hidden_size * shared,

@@ -17,6 +17,7 @@ from grpojax.extensions.plan.plan_report import ProgramReport
 from grpojax.extensions.plan.plan_shapes import shape_of
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig
+from grpojax.models.weight_table import check_axis
 from grpojax.programs.adapter import SETTING
 from grpojax.run.recipe import Config
 
@@ -88,7 +89,7 @@ def _shape(config: Config, model: DecoderConfig | None) -> DecoderConfig:
 
 def _fit(config: Config, target: PlanTarget, model: DecoderConfig, split: Split, calls: Calls | None = None) -> Fit:
     estimate = plan_estimate.of_recipe(config, target, model=model, split=split, calls=calls)
-    return Fit(split, estimate, model.experts is not None)
+    return Fit(split, estimate, model.mlp is not None)
 
 
 def best(
@@ -204,14 +205,22 @@ def _splits(config: Config, target: PlanTarget, model: DecoderConfig) -> Iterato
     data = max(config.mesh.data, 1)
     inside = target.chips // data
     samples = config.rollout.prompts // config.train.minibatches * config.rollout.group
-    count = 1 if model.experts is None else model.experts.count
     sizes = [n for n in range(1, inside + 1) if inside % n == 0]
-    for tensor, expert in itertools.product(sizes, [n for n in sizes if count % n == 0]):
+    for tensor, expert in itertools.product(sizes, [n for n in sizes if _fits(model, n)]):
         if inside % (tensor * expert):
             continue
         fsdp = inside // tensor // expert
         for power in range(max(1, samples // (data * fsdp * expert)).bit_length()):
             yield Split(data=data, fsdp=fsdp, expert=expert, tensor=tensor, microbatches=2**power)
+
+
+def _fits(model: DecoderConfig, expert: int) -> bool:
+    """Whether the model divides over so many chips of ``mesh.expert``."""
+    try:
+        check_axis(model, expert)
+    except UserError:
+        return False
+    return True
 
 
 def longest(config: Config, target: PlanTarget, model: DecoderConfig | None = None) -> Longest:

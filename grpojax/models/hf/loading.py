@@ -36,7 +36,8 @@ from grpojax.models.hf.weights import (
     tensors_of,
     weights_on_disk,
 )
-from grpojax.models.weight_table import DECODER, Weight, axes_of, check_mesh, leaf_name
+from grpojax.models.weight import Weight
+from grpojax.models.weight_table import DECODER, axes_of, check_mesh, leaf_name
 from grpojax.sharding import named
 
 Bounds = tuple[tuple[int, int], ...]  # start and stop of each axis

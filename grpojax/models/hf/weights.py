@@ -18,7 +18,8 @@ from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.families import FAMILIES
 from grpojax.models.hf.folder import MERGE, damaged, read_json
 from grpojax.models.hf.in_bucket import TensorFile
-from grpojax.models.weight_table import DECODER, WeightTable, axes_of, layers_with, leaf_name
+from grpojax.models.weight import WeightTable
+from grpojax.models.weight_table import DECODER, axes_of, layers_with, leaf_name
 
 # What a safetensors header calls the dtypes that weights may have.
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

@@ -12,7 +12,7 @@ import numpy as np
 from grpojax import data
 from grpojax.device import Program
 from grpojax.models import DecoderConfig, hf
-from grpojax.models.weight_table import Weight, zeros
+from grpojax.models.weight import Weight, zeros
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, init_state
 from grpojax.run import minibatch

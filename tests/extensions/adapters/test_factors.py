@@ -171,10 +171,10 @@ WITH_16_ROWS = {
     "dense": dataclasses.replace(CONFIG, num_heads=4, head_dim=4, intermediate_size=16),
     "hybrid": dataclasses.replace(
         HYBRID, hidden_size=16, head_dim=4, rotary_dim=2, intermediate_size=16,
-        delta=dataclasses.replace(HYBRID.delta, value_heads=2, value_size=8),
+        mixer=dataclasses.replace(HYBRID.mixer, value_heads=2, value_size=8),
     ),
     "mixture": dataclasses.replace(
-        MIXTURE, hidden_size=16, head_dim=4, experts=dataclasses.replace(MIXTURE.experts, size=16)
+        MIXTURE, hidden_size=16, head_dim=4, mlp=dataclasses.replace(MIXTURE.mlp, size=16)
     ),
 }  # fmt: skip
 

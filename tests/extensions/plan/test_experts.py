@@ -9,9 +9,9 @@ from plain_decoder import MIXTURE, ragged_batch, random_decoder
 
 from grpojax import losses, sharding
 from grpojax.device import ROWS, Real
+from grpojax.extensions.mixtures.experts import Experts
 from grpojax.extensions.plan import hlo
 from grpojax.models import Compute, decoder, score
-from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
 from grpojax.programs import policy_update, state
 from grpojax.programs.optimizer import make_optimizer
@@ -21,12 +21,12 @@ from grpojax.programs.update import make_update, update_program
 MESH = sharding.MeshConfig(data=2, fsdp=2, tensor=2)
 
 
-EIGHT = dataclasses.replace(MIXTURE, experts=Experts(count=8, chosen=2, size=14))
+EIGHT = dataclasses.replace(MIXTURE, mlp=Experts(count=8, chosen=2, size=14))
 
 
 def test_gradients_of_experts_are_scattered_and_those_of_tokens_summed_once_a_token():
     """No shard gets the whole gradient of its experts. The shards of ``tensor`` add up ``[N, D]``, not ``[N k, D]``."""
-    config = dataclasses.replace(MIXTURE, experts=Experts(count=8, chosen=4, size=32))
+    config = dataclasses.replace(MIXTURE, mlp=Experts(count=8, chosen=4, size=32))
     packed, _ = flat_batches.pack(ragged_batch(np.random.default_rng(3), p=8), shards=4)
     rows = jax.tree.map(lambda x: x[0], packed)
     graph, params = random_decoder(config)
@@ -47,7 +47,7 @@ def test_gradients_of_experts_are_scattered_and_those_of_tokens_summed_once_a_to
 
 def test_an_update_never_gathers_experts_over_their_own_axis():
     """It keeps each expert, its gradient and its moments where they are. Tokens move."""
-    config = dataclasses.replace(EIGHT, experts=Experts(count=8, chosen=2, size=128))
+    config = dataclasses.replace(EIGHT, mlp=Experts(count=8, chosen=2, size=128))
     mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=1, expert=8))
     tx = make_optimizer(OptimizerConfig(), 10)
     learner = state.abstract_state({"policy": state.decoder_network(config, tx, mesh)[1]}, mesh)["policy"]
@@ -57,7 +57,7 @@ def test_an_update_never_gathers_experts_over_their_own_axis():
     packed, _ = flat_batches.pack(batch, shards=8)
     graph = decoder.abstract(config)[0]
     compute = Compute(mesh=mesh, experts="grouped")
-    loss = policy_update.policy_objective(graph, losses.Objective(), compute, balance_coef=0.0)
+    loss = policy_update.policy_objective(graph, losses.Objective(), compute, mlp=config.mlp)
     step = update_program("update", make_update(loss, tx), compute)
     moved = hlo.analyse(step.lower(learner, {}, Real(mesh).put(packed, ROWS)).compile().as_text()).collectives
     one = config.hidden_size * 128 * 4  # bytes of one matrix of one expert

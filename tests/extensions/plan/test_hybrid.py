@@ -9,4 +9,4 @@ from grpojax.host.errors import UserError
 def test_too_few_layers_for_both_kinds_name_how_many_there_must_be():
     with pytest.raises(UserError, match="^2 layers.*needs both kinds\n.* at least 4$"):
         shape_of("Qwen3.5-0.8B", layers=2)
-    assert shape_of("Qwen3.5-0.8B", layers=4).hybrid
+    assert shape_of("Qwen3.5-0.8B", layers=4).mixer

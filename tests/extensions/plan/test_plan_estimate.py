@@ -10,7 +10,7 @@ from plain_decoder import FAMILIES
 from grpojax.extensions.plan import plan_chips, plan_estimate, plan_links
 from grpojax.extensions.plan.plan_shapes import SHAPES, shape_of
 from grpojax.host.errors import UserError
-from grpojax.models import flops
+from grpojax.models import Compute, flops
 from grpojax.run import recipe as recipes
 
 PODS = Path(__file__).parents[3] / "configs" / "pods"
@@ -192,15 +192,15 @@ def test_a_token_of_a_mixture_works_with_its_own_experts_only():
     """3.3 billion weights are active, its makers say: the output projection and the layers."""
     c = SHAPES["qwen3-30b-a3b"]
     assert (flops.matmul_weights(c) + 2 * c.vocab_size * c.hidden_size) / 1e9 == pytest.approx(3.3, rel=0.02)
-    shared = dataclasses.replace(c, experts=dataclasses.replace(c.experts, shared=100))
+    shared = dataclasses.replace(c, mlp=dataclasses.replace(c.mlp, shared=100))
     assert flops.layer_weights(shared) - flops.layer_weights(c) == 3 * 2048 * 100 + 2048
 
 
 def test_layers_without_experts_run_none_in_a_decode_step():
     c = FAMILIES["glm4_moe"]
     assert (c.num_layers, c.dense_layers) == (3, 1)
-    of_layer = (c.experts.count - c.experts.chosen) * 3 * c.hidden_size * c.experts.size
-    assert flops.other_experts_flops(c, 10) == 2 * 10 * 2 * of_layer
+    of_layer = (c.mlp.count - c.mlp.chosen) * 3 * c.hidden_size * c.mlp.size
+    assert flops.flops_in_vain(c, Compute(), 10, 10) == 2 * 10 * 2 * of_layer
 
 
 def test_an_update_computes_again_what_it_did_not_keep():

@@ -16,15 +16,16 @@ from flat_batches import Flat
 
 from grpojax import extension, sharding
 from grpojax.cli import main as cli
+from grpojax.extensions.mixtures import dispatch
+from grpojax.extensions.mixtures.experts import Experts
 from grpojax.extensions.plan import plan_chips, plan_compile, plan_report, planner
 from grpojax.extensions.plan.cli import plan
 from grpojax.extensions.plan.hlo import Traffic
 from grpojax.extensions.plan.plan_calls import PlannedCall, calls_of, of_other
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
-from grpojax.models import Compute, DecoderConfig, dispatch, flops
+from grpojax.models import Compute, DecoderConfig, flops
 from grpojax.models.compute import ModelConfig
-from grpojax.models.decoder_config import Experts
 from grpojax.programs.optimizer import make_optimizer
 from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.programs.policy_update import policy_objective
@@ -145,7 +146,7 @@ def test_programs_compile_and_move_what_they_must(topology, mesh, overlap):
 def test_experts_on_shards_of_their_own_stay_there():
     """Tokens go to them in all-to-alls; no program moves as much as a shard's part of one layer's matrix."""
     config = dataclasses.replace(
-        CONFIG, family="qwen3_moe", qkv_bias=False, qk_norm=True, experts=Experts(count=64, chosen=2, size=1024)
+        CONFIG, family="qwen3_moe", qkv_bias=False, qk_norm=True, mlp=Experts(count=64, chosen=2, size=1024)
     )
     laid_out = ["mesh.fsdp=1", "mesh.expert=8", *sizes(8, 8, 128)]
     reports = tpu_plans.plan(config, "v5p:2x2x2", *laid_out, programs=["rollout", "update"], vocab_chunk=1024)

@@ -40,7 +40,7 @@ def test_a_pods_recipe_says_what_its_plan_is(name):
     by_sheet = "data sheet" in head
     assert ("compiled in full" in head) != by_sheet
     assert max(told.values()) == pytest.approx(max(found.values()), rel=0.01 if by_sheet else 0.25)
-    if SHAPES[model].mixture:  # programs copy tokens for their experts, which no estimate counts
+    if SHAPES[model].mlp:  # programs copy tokens for their experts, which no estimate counts
         assert estimate.run.step < step < 2 * estimate.run.step
     else:
         assert step == pytest.approx(estimate.run.step, rel=0.01 if by_sheet else 0.25)

@@ -24,11 +24,11 @@ def small(config):
     sizes = dict(vocab_size=56, num_heads=heads, num_kv_heads=kv_heads, head_dim=4, intermediate_size=24)
     sizes |= dict(hidden_size=24 if own_width else 4 * heads, rotary_dim=config.rotary_dim and 2)
     sizes["num_layers"] = max(2, len(config.period)) + config.dense_layers
-    if config.experts is not None:
-        sizes["experts"] = dataclasses.replace(config.experts, size=12)
-    if (delta := config.delta) is not None:
+    if config.mlp is not None:
+        sizes["mlp"] = dataclasses.replace(config.mlp, size=12)
+    if (delta := config.mixer) is not None:
         few = dict(key_heads=4, value_heads=4 * delta.shared, key_size=8, value_size=8)
-        sizes["delta"] = dataclasses.replace(delta, **few)
+        sizes["mixer"] = dataclasses.replace(delta, **few)
     return dataclasses.replace(config, **sizes)
 
 

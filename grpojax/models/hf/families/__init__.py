@@ -2,12 +2,14 @@
 
 A new family is an entry here. What its config.json has of its own is read and written by functions of the modules of
 this package, if no other family's fit. A weight that no other family has gets a line in
-`grpojax.models.weight_table`.
+`grpojax.models.weight_table`. Families with layers of another kind are those of an extension
+(`grpojax.extension.Names.families`).
 """
 
 from collections.abc import Mapping
 
-from grpojax.models.hf.families import hybrids, mixtures, multipliers, windows
+from grpojax import extension
+from grpojax.models.hf.families import multipliers, windows
 from grpojax.models.hf.family import Family, Flag, WithImages
 
 _GATE_UP = {r"\.mlp\.(gate|up)_proj\.": ".mlp.gate_up_proj."}
@@ -16,7 +18,7 @@ _BEHIND = {"norms_before": False, "norms_after": True}
 _MLP = Flag("mlp_bias")
 _NO_WINDOWS = windows.last()
 
-FAMILIES: Mapping[str, Family] = {
+_FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(
         architectures=("Qwen2ForCausalLM",),
         windows=windows.last(allowed=True),
@@ -148,52 +150,6 @@ FAMILIES: Mapping[str, Family] = {
         eps=1e-5,
         positions=262144,
     ),
-    "gpt_oss": Family(
-        architectures=("GptOssForCausalLM",),
-        windows=windows.alternating(2, missing=128),
-        traits={"sinks": True},
-        read=mixtures.read_gpt_oss,
-        write=mixtures.write_gpt_oss,
-        qkv_bias=Flag("attention_bias", missing=True),
-        out_bias=Flag("attention_bias", missing=True),
-        kv_heads=8,
-        head_dim=64,
-        rope={
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
-        theta=1.5e5,
-        eps=1e-5,
-        positions=131072,
-        names={
-            r"\.mlp\.gate\.": ".mlp.router.",
-            r"\.mlp\.experts\.\d+\.(gate|up)_proj\.weight": ".mlp.experts.gate_up_proj",
-            r"\.mlp\.experts\.\d+\.(gate|up)_proj\.bias": ".mlp.experts.gate_up_proj_bias",
-            r"\.mlp\.experts\.\d+\.down_proj\.weight": ".mlp.experts.down_proj",
-            r"\.mlp\.experts\.\d+\.down_proj\.bias": ".mlp.experts.down_proj_bias",
-        },
-        experts_in_one=True,
-        quantised="mxfp4",
-    ),
-    "glm4_moe": Family(
-        architectures=("Glm4MoeForCausalLM",),
-        windows=_NO_WINDOWS,
-        read=mixtures.read_glm4,
-        write=mixtures.write_glm4,
-        out_bias=False,
-        kv_heads=8,
-        null_kv_heads=False,
-        null_head_dim=False,
-        rotated=0.5,
-        eps=1e-5,
-        positions=131072,
-        names={r"\.mlp\.shared_expert\.": ".mlp.shared_experts."},
-        further_layers=True,
-    ),
     "glm": Family(
         architectures=("GlmForCausalLM",),
         windows=_NO_WINDOWS,
@@ -294,55 +250,9 @@ FAMILIES: Mapping[str, Family] = {
         positions=2048,
         names={r"\.post_self_attn_layernorm": ".post_norm1", r"\.post_feedforward_layernorm": ".post_norm2"},
     ),
-    "qwen2_moe": Family(
-        architectures=("Qwen2MoeForCausalLM",),
-        windows=windows.last(strict=True),
-        read=mixtures.read_qwen2,
-        write=mixtures.write_qwen2,
-        qkv_bias=Flag("qkv_bias", missing=True),
-        out_bias=False,
-        kv_heads=16,
-        null_kv_heads=False,
-    ),
-    "qwen3_moe": Family(
-        architectures=("Qwen3MoeForCausalLM",),
-        windows=windows.last(strict=True, types_count=False),
-        traits={"qk_norm": True},
-        read=mixtures.read_qwen3,
-        write=mixtures.write_qwen3,
-        kv_heads=4,
-        null_kv_heads=False,
-    ),
-    "qwen3_5_text": Family(
-        architectures=("Qwen3_5ForCausalLM",),
-        with_images=WithImages("Qwen3_5ForConditionalGeneration", {}, text_wins=True),
-        windows=None,
-        traits={"qk_norm": True, "output_gate": True, "norms_add_one": True},
-        read=hybrids.read_qwen3_5,
-        write=hybrids.write_qwen3_5,
-        kv_heads=4,
-        null_kv_heads=False,
-        head_dim=256,
-        null_head_dim=False,
-        rotated=0.25,
-        sections=True,
-        names={
-            r"\.linear_attn\.in_proj_[qkv]\.": ".linear_attn.in_proj_qkv.",
-            r"\.linear_attn\.conv1d_[qkv]\.": ".linear_attn.conv1d.",
-        },
-        extra=r"(model\.)?(mtp|visual)\.",
-    ),
-    "olmoe": Family(
-        architectures=("OlmoeForCausalLM",),
-        windows=windows.last(strict=True),
-        traits={"wide_qk_norm": True},
-        read=mixtures.read_olmoe,
-        write=mixtures.write_olmoe,
-        kv_heads=None,
-        eps=1e-5,
-        positions=4096,
-    ),
 }
 
+_BROUGHT = {name: extension.imported(path) for name, path in extension.words("families").items()}
+FAMILIES: Mapping[str, Family] = {**_FAMILIES, **_BROUGHT}
 # Architecture named in config.json -> family, which is also its model_type.
 ARCHITECTURES = {name: family for family, its in FAMILIES.items() for name in its.architectures}

@@ -1,10 +1,11 @@
-"""Decoders with delta nets in ``config.json``, both ways."""
+"""Families with delta nets, and their ``config.json``, both ways."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from grpojax.models.decoder_config import DecoderConfig, DeltaNet
-from grpojax.models.hf.family import Sizes
+from grpojax.extensions.delta.delta_net import DeltaNet
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.hf.family import Family, Sizes, WithImages
 from grpojax.models.hf.fields import Fields
 from grpojax.models.hf.ropes import rope_to_hf
 
@@ -15,11 +16,11 @@ def read_qwen3_5(fields: Fields, sizes: Sizes) -> dict[str, Any]:
     """Qwen 3.5's."""
     if fields.flag("attention_bias"):
         fields.refuse("attention_bias", "not supported in this family; supported: false")
-    return {"delta": _delta(fields, sizes.layers)}
+    return _delta(fields, sizes.layers)
 
 
-def _delta(fields: Fields, layers: int) -> DeltaNet | None:
-    """The delta nets, and which layers have one; None if no layer has."""
+def _delta(fields: Fields, layers: int) -> dict[str, Any]:
+    """The delta nets, and which layers have one; nothing if no layer has."""
     kinds, interval = fields.raw.get("layer_types"), fields.whole("full_attention_interval", missing=4)
     names = (_NAMES["delta"], _NAMES["attention"])
     if kinds is None:
@@ -29,21 +30,21 @@ def _delta(fields: Fields, layers: int) -> DeltaNet | None:
     if names[1] not in kinds:
         fields.refuse("layer_types", "models without a layer that attends are not supported")
     if names[0] not in kinds:
-        return None
+        return {}
     key_heads = fields.whole("linear_num_key_heads", missing=16)
     value_heads = fields.whole("linear_num_value_heads", missing=32)
     if value_heads % key_heads:
         fields.refuse("linear_num_value_heads", f"must be a multiple of linear_num_key_heads={key_heads}")
     if (taps := fields.whole("linear_conv_kernel_dim", missing=4)) < 2:
         fields.refuse("linear_conv_kernel_dim", "must be at least 2")
-    return DeltaNet(
+    delta = DeltaNet(
         key_heads=key_heads,
         value_heads=value_heads,
         key_size=fields.whole("linear_key_head_dim", missing=128),
         value_size=fields.whole("linear_value_head_dim", missing=128),
         taps=taps,
-        attention_layers=tuple(i for i, kind in enumerate(kinds) if kind == names[1]),
     )
+    return {"mixer": delta, "mixer_layers": tuple(i for i, kind in enumerate(kinds) if kind == names[0])}
 
 
 def write_qwen3_5(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,12 +54,13 @@ def write_qwen3_5(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, A
     given = base.get("rope_parameters") or base.get("rope_scaling") or {}
     sections = {key: given[key] for key in ("mrope_section", "mrope_interleaved") if key in given}
     raw: dict[str, Any] = {
-        "layer_types": [_NAMES[kind] for kind in config.kinds],
+        "layer_types": [_NAMES[kind.mixer] for kind in config.kinds],
         "partial_rotary_factor": share,
         "rope_parameters": sections | rope_to_hf(config.rope_scaling) | rope,
     }
-    if (delta := config.delta) is None:
+    if config.mixer is None:
         return raw
+    delta = cast(DeltaNet, config.mixer)
     return raw | {
         "linear_num_key_heads": delta.key_heads,
         "linear_num_value_heads": delta.value_heads,
@@ -66,3 +68,24 @@ def write_qwen3_5(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, A
         "linear_value_head_dim": delta.value_size,
         "linear_conv_kernel_dim": delta.taps,
     }
+
+
+QWEN3_5 = Family(
+    architectures=("Qwen3_5ForCausalLM",),
+    with_images=WithImages("Qwen3_5ForConditionalGeneration", {}, text_wins=True),
+    windows=None,
+    traits={"qk_norm": True, "output_gate": True, "norms_add_one": True},
+    read=read_qwen3_5,
+    write=write_qwen3_5,
+    kv_heads=4,
+    null_kv_heads=False,
+    head_dim=256,
+    null_head_dim=False,
+    rotated=0.25,
+    sections=True,
+    names={
+        r"\.linear_attn\.in_proj_[qkv]\.": ".linear_attn.in_proj_qkv.",
+        r"\.linear_attn\.conv1d_[qkv]\.": ".linear_attn.conv1d.",
+    },
+    extra=r"(model\.)?(mtp|visual)\.",
+)

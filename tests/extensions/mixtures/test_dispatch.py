@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from grpojax import sharding
-from grpojax.models import dispatch, experts
-from grpojax.models.decoder_config import Experts
+from grpojax.extensions.mixtures import dispatch, experts
+from grpojax.extensions.mixtures.experts import Experts
 
 SIZES = Experts(count=8, chosen=3, size=7)
 HIDDEN = 5

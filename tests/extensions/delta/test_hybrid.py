@@ -19,6 +19,7 @@ from grpojax import models, sharding
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, flops
 from grpojax.models import decoder as dec
+from grpojax.models.layer_kinds import Kind
 from grpojax.models.weight_table import shardings
 from grpojax.programs import state
 from grpojax.programs.sampler import sample_groups
@@ -107,7 +108,7 @@ def test_prompts_that_were_read_before_give_the_same(batch):
 
 
 def test_a_mesh_that_does_not_cut_heads_evenly_is_refused():
-    odd = dataclasses.replace(HYBRID, delta=dataclasses.replace(HYBRID.delta, key_heads=3))
+    odd = dataclasses.replace(HYBRID, mixer=dataclasses.replace(HYBRID.mixer, key_heads=3))
     with pytest.raises(UserError, match="linear_num_key_heads 3 does not divide"):
         state.decoder_network(odd, None, sharding.make_mesh(MESH))
 
@@ -150,13 +151,14 @@ def test_in_sixteen_bits_sampler_and_trainer_are_near_each_other():
 @pytest.mark.parametrize("layers", [(), (0, 1, 2, 3)])
 def test_layers_of_one_kind_are_no_hybrid(layers):
     with pytest.raises(UserError, match="needs both"):
-        dataclasses.replace(HYBRID, delta=dataclasses.replace(HYBRID.delta, attention_layers=layers))
+        dataclasses.replace(HYBRID, mixer_layers=layers)
 
 
 def test_neighbouring_delta_nets_are_compiled_once(batch):
     def lines(layers):
-        delta = dataclasses.replace(HYBRID.delta, attention_layers=(layers - 1,))
-        graph, params = dec.abstract(dataclasses.replace(HYBRID, num_layers=layers, delta=delta))
+        graph, params = dec.abstract(
+            dataclasses.replace(HYBRID, num_layers=layers, mixer_layers=tuple(range(layers - 1)))
+        )
         scored = jax.jit(lambda params: score(graph, params, batch[0], Compute()).logps)
         return scored.lower(params).as_text().count("\n")
 
@@ -164,8 +166,8 @@ def test_neighbouring_delta_nets_are_compiled_once(batch):
 
 
 def test_layers_without_a_period_are_one():
-    odd = dataclasses.replace(HYBRID, delta=dataclasses.replace(HYBRID.delta, attention_layers=(0, 1)))
-    assert HYBRID.period == ("delta", "attention") and odd.period == ("attention", "attention", "delta", "delta")
+    odd, delta = dataclasses.replace(HYBRID, mixer_layers=(2, 3)), Kind(mixer="delta")
+    assert HYBRID.period == (delta, Kind()) and odd.period == (Kind(), Kind(), delta, delta)
 
 
 def test_work_is_counted_by_the_kind_of_layer():
@@ -179,10 +181,10 @@ def test_work_is_counted_by_the_kind_of_layer():
     total = 21 * (flops.matmul_weights(HYBRID) + rule) + seen + 10 * 56 * 24
     assert flops.forward_flops(HYBRID, np.array([11]), np.array([[3, 7]])) == 2 * total
     step = {"prompts": 2, "slots": 3, "cache_dtype": "float32"}
-    less = flops.decode_bytes(dataclasses.replace(HYBRID, delta=None, num_layers=2), 11, 5, **step)
+    less = flops.decode_bytes(dataclasses.replace(HYBRID, mixer=None, mixer_layers=(), num_layers=2), 11, 5, **step)
     extra = 2 * (flops.all_layers_weights(HYBRID) - 2 * (mlp + attends)) + 2 * 2 * 3 * flops.state_bytes(HYBRID)
     assert flops.decode_bytes(HYBRID, 11, 5, **step) == less + extra
 
 
 def test_a_family_without_delta_nets_has_one_kind():
-    assert BASE.period == ("attention",) and BASE.layers_of("delta") == ()
+    assert BASE.period == (Kind(),) and BASE.attending == (0, 1)

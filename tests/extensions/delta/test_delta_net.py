@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from plain_decoder import plain_rule
 
-from grpojax.models import delta_net
-from grpojax.models.delta_net import Tokens
+from grpojax.extensions.delta import delta_net
+from grpojax.extensions.delta.delta_net import Tokens
 
 H, R, DK, DV = 2, 3, 5, 7
 

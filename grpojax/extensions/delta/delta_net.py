@@ -12,20 +12,19 @@ them. `chunked` computes many tokens at once with matmuls, as the paper does; `a
 float32, whatever the compute dtype is.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpojax.host.errors import UserError
 from grpojax.models import attention as att
-from grpojax.models.compute import Compute
-from grpojax.models.decoder_config import DeltaNet, Kind
+from grpojax.models.layer_kinds import Mixer
 from grpojax.models.layers import Layer, rms_norm
-from grpojax.models.weight_table import DECODER
-from grpojax.sharding import TRAIN, constrain, spec
 from grpojax.types import Array, Rows
 
 CHUNK = 64  # most tokens that are computed at once, as in the paper; a power of two
@@ -216,7 +215,7 @@ class States(NamedTuple):
 
     Attributes:
       matrices: ``[..., H, r, key_size, value_size]`` float32.
-      inputs: the last inputs of the convolution, ``[..., taps - 1, channels]`` (`DeltaLayer._joined`).
+      inputs: the last inputs of the convolution, ``[..., taps - 1, channels]`` (`DeltaNet._joined`).
     """
 
     matrices: Array
@@ -224,7 +223,7 @@ class States(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """Products with tokens ``[...]``: inputs of the convolution ``[..., channels]`` (`DeltaLayer._joined`), and
+    """Products with tokens ``[...]``: inputs of the convolution ``[..., channels]`` (`DeltaNet._joined`), and
     decay and rate as in `Tokens`."""
 
     inputs: Array
@@ -232,30 +231,91 @@ class Projected(NamedTuple):
     rate: Array
 
 
-class DeltaLayer(Layer):
-    """A `Layer` with a gated delta net in place of attention. On a mesh its heads are cut over ``tensor``."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeltaNet(Mixer):
+    """Gated delta nets, which most layers have in place of attention. On a mesh heads are cut over ``tensor``.
+
+    Attributes:
+      key_heads: heads of queries and keys; each serves as many heads of values as the next.
+      value_heads: heads of values, each with a state ``[key_size, value_size]``.
+      key_size: numbers of a query or a key.
+      value_size: numbers of a value.
+      taps: how many tokens the convolution reads, the newest included.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    taps: int
+
+    name = "delta"
+    state_axes = States(("shard", None, "delta_heads"), ("shard", None, None, "delta_keys"))
+
+    def __post_init__(self):
+        if self.value_heads % self.key_heads:
+            raise UserError(
+                f"linear_num_key_heads {self.key_heads} does not divide linear_num_value_heads {self.value_heads}"
+            )
+        if self.taps < 2:
+            raise UserError(f"linear_conv_kernel_dim {self.taps}: must be at least 2")
 
     @property
-    def delta(self) -> DeltaNet:
-        """The config's delta net."""
-        return cast(DeltaNet, self.config.delta)
+    def shared(self) -> int:
+        """Heads of values that one head of keys serves."""
+        return self.value_heads // self.key_heads
 
-    def mix(self, x: Array, recur: Callable[[Projected], tuple[Array, Any]]) -> tuple[Array, Any]:
-        """`Layer.forward` with a delta net: ``recur(projected) -> (output, kept)`` in place of attention."""
-        mixed, kept = recur(self.project(x))
-        return self.finish(x, mixed), kept
+    def sizes(self) -> dict[str, int]:
+        """As of a `Mixer`."""
+        return {
+            "delta_keys": self.key_heads * self.key_size,
+            "delta_values": self.value_heads * self.value_size,
+            "delta_heads": self.value_heads,
+            "value_size": self.value_size,
+            "taps": self.taps,
+        }
 
-    def project(self, x: Array) -> Projected:
-        """The layer's products with ``x [..., D]``. Those for decay and rate are float32, since errors of the decay add
-        up over tokens."""
-        w: Mapping[str, Any] = self.w
+    def cut(self) -> dict[str, tuple[int, str]]:
+        """As of a `Mixer`."""
+        return {"linear_num_key_heads": (self.key_heads, "delta_keys")}
+
+    def matrices(self, hidden: int) -> int:
+        """As of a `Mixer`."""
+        keys, values = self.key_heads * self.key_size, self.value_heads * self.value_size
+        return hidden * (2 * keys + 3 * values + 2 * self.value_heads)
+
+    def products(self) -> int:
+        """Multiply-adds of a token's key and query with the state, of what is added to the state, and of the
+        convolution."""
+        channels = 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+        return 3 * self._state_numbers + channels * self.taps
+
+    def state_bytes(self) -> int:
+        """Bytes of the float32 state. The inputs of convolutions are ignored."""
+        return 4 * self._state_numbers
+
+    @property
+    def _state_numbers(self) -> int:
+        return self.value_heads * self.key_size * self.value_size
+
+    def working_bytes(self) -> float:
+        """Bytes in float32 of a token's products, of its rows of matrices of token by token, and of its share of a
+        state."""
+        numbers = 8 * self.value_heads * self.value_size + 4 * CHUNK * self.value_heads
+        return 4 * (numbers + self.value_heads * self.key_size * self.value_size / CHUNK)
+
+    def project(self, layer: Layer, x: Array) -> tuple[Projected, Array]:
+        """The layer's products with ``x [..., D]``, and the gate of the output. Those for decay and rate are float32,
+        since errors of the decay add up over tokens."""
+        w: Mapping[str, Any] = layer.w
         with jax.named_scope("delta_in"):
-            h = self._read(x, "attn_norm")
-            q, k, v, self.gate = self._linears(h, "delta_q", "delta_k", "delta_v", "delta_gate")
-            decay, rate = self._linear(h, "delta_decay"), self._linear(h, "delta_rate")
+            h = layer.read(x, "attn_norm")
+            q, k, v, gate = layer.linears(h, "delta_q", "delta_k", "delta_v", "delta_gate")
+            decay, rate = layer.linear(h, "delta_decay"), layer.linear(h, "delta_rate")
             decay = -jnp.exp(w["delta_decay_log"]) * jax.nn.softplus(decay + w["delta_decay_start"])
-            by_head = (*x.shape[:-1], -1, self.delta.shared)
-            return Projected(self._joined(q, k, v, -1), decay.reshape(by_head), jax.nn.sigmoid(rate).reshape(by_head))
+            by_head = (*x.shape[:-1], -1, self.shared)
+            inputs = self._joined(q, k, v, -1)
+            return Projected(inputs, decay.reshape(by_head), jax.nn.sigmoid(rate).reshape(by_head)), gate
 
     def _joined(self, q: Array, k: Array, v: Array, axis: int) -> Array:
         """The channels of queries, keys and values on one axis, those of a head of keys next to each other, so that a
@@ -263,153 +323,81 @@ class DeltaLayer(Layer):
         axis %= q.ndim
 
         def by_head(y: Array) -> Array:
-            return y.reshape(*y.shape[:axis], self.delta.key_heads, -1, *y.shape[axis + 1 :])
+            return y.reshape(*y.shape[:axis], self.key_heads, -1, *y.shape[axis + 1 :])
 
         joined = jnp.concatenate([by_head(y) for y in (q, k, v)], axis + 1)
         return joined.reshape(*q.shape[:axis], -1, *q.shape[axis + 1 :])
 
-    def _taps(self) -> Array:
+    def _taps(self, layer: Layer) -> Array:
         """The taps ``[channels, 1, taps]`` of `_joined` channels."""
-        q, k, v = (cast(Array, self.w[f"delta_{name}_taps"]) for name in "qkv")
+        q, k, v = (cast(Array, layer.w[f"delta_{name}_taps"]) for name in "qkv")
         return self._joined(q, k, v, 0)
 
     def _tokens(self, convolved: Array, decay: Array, rate: Array) -> Tokens:
-        size, lead = self.delta.key_size, convolved.shape[:-1]
-        by_head = convolved.reshape(*lead, self.delta.key_heads, -1)
+        size, lead = self.key_size, convolved.shape[:-1]
+        by_head = convolved.reshape(*lead, self.key_heads, -1)
         both = by_head[..., : 2 * size].reshape(*by_head.shape[:-1], 2, size)  # q and k
         both = both * jax.lax.rsqrt(jnp.square(both).sum(-1, keepdims=True) + _EPS)
-        v = by_head[..., 2 * size :].reshape(*by_head.shape[:-1], self.delta.shared, self.delta.value_size)
+        v = by_head[..., 2 * size :].reshape(*by_head.shape[:-1], self.shared, self.value_size)
         return Tokens(both[..., 0, :] * size**-0.5, both[..., 1, :], v, decay, rate)
 
     def _mixed(
-        self, x: Projected, there: Array, offsets: Array, segments: Array, before: States | None
+        self, layer: Layer, x: Projected, there: Array, offsets: Array, segments: Array, before: States | None
     ) -> tuple[Array, Array]:
         """Outputs of tokens ``[..., T]`` that start from ``before [...]``, and the last matrices."""
-        made = convolved(x.inputs, self._taps(), offsets, None if before is None else before.inputs)
+        made = convolved(x.inputs, self._taps(layer), offsets, None if before is None else before.inputs)
         here = there[..., None, None]
         tokens = self._tokens(made, jnp.where(here, x.decay, 0.0), jnp.where(here, x.rate, 0.0))
         return chunked(tokens, segments, None if before is None else before.matrices)
 
-    def of_prompts(self, x: Projected, lengths: Array) -> tuple[Array, States]:
-        """Outputs of prompts ``[B, K, L]``, and the states after them."""
-        size, count = x.rate.shape[2], self.delta.taps - 1
+    def of_prompts(self, layer: Layer, projected: Projected, lengths: Array) -> tuple[Array, States]:
+        """As of a `Mixer`."""
+        x = projected
+        size, count = x.rate.shape[2], self.taps - 1
         at, shape = jnp.arange(size, dtype=jnp.int32), x.rate.shape[:3]
         with jax.named_scope("delta_prompts"):
             there, offsets = at < lengths[..., None], jnp.broadcast_to(at, shape)
-            out, matrices = self._mixed(x, there, offsets, jnp.ones(shape, jnp.int32), None)
+            out, matrices = self._mixed(layer, x, there, offsets, jnp.ones(shape, jnp.int32), None)
             last = lengths[..., None] - count + jnp.arange(count, dtype=jnp.int32)  # before the first they are zeros
 
             inputs = jnp.take_along_axis(x.inputs, jnp.maximum(last, 0)[..., None], 2)
             inputs = jnp.where((last >= 0)[..., None], inputs, jnp.zeros((), inputs.dtype))
             return out, States(matrices, inputs)
 
-    def of_rows(self, x: Projected, rows: Rows, prompts: States) -> Array:
-        """Outputs of ``rows``, whose completions start from the states of their ``prompts``."""
+    def of_rows(self, layer: Layer, projected: Projected, rows: Rows, states: States) -> Array:
+        """As of a `Mixer`."""
+        x = projected
         with jax.named_scope("delta_rows"):
             if rows.gather is None:
-                before = jax.tree.map(lambda y: att.of_rows(y, rows.token_prompt[..., 0]), prompts)
-                return self._mixed(x, rows.segments > 0, rows.offsets, rows.segments, _for_all(before, x))[0]
+                before = jax.tree.map(lambda y: att.of_rows(y, rows.token_prompt[..., 0]), states)
+                return self._mixed(layer, x, rows.segments > 0, rows.offsets, rows.segments, _for_all(before, x))[0]
             classes = [att.CompletionRows(gather, rows.token_prompt) for gather in rows.gather]
-            return functools.reduce(jnp.add, (self._apart(x, apart, prompts) for apart in classes))
+            return functools.reduce(jnp.add, (self._apart(layer, x, apart, states) for apart in classes))
 
-    def _apart(self, x: Projected, apart: att.CompletionRows, prompts: States) -> Array:
+    def _apart(self, layer: Layer, x: Projected, apart: att.CompletionRows, prompts: States) -> Array:
         """`of_rows` for one class of completions, with a row for each; 0 at other tokens."""
         x, before = jax.tree.map(apart.take, x), jax.tree.map(lambda y: att.of_rows(y, apart.prompt), prompts)
         at = jnp.broadcast_to(jnp.arange(x.rate.shape[2], dtype=jnp.int32), x.rate.shape[:3])
-        out, _ = self._mixed(x, apart.segments > 0, at, jnp.ones_like(at), _for_all(before, x))
+        out, _ = self._mixed(layer, x, apart.segments > 0, at, jnp.ones_like(at), _for_all(before, x))
         return apart.put(out)
 
-    def of_token(self, x: Projected, states: States) -> tuple[Array, States]:
-        """Outputs of the newest token ``[R, S]`` of each slot, and the slots' next states."""
+    def of_token(self, layer: Layer, projected: Projected, states: States) -> tuple[Array, States]:
+        """As of a `Mixer`."""
+        x = projected
         with jax.named_scope("delta_step"):
             read = jnp.concatenate([states.inputs, x.inputs[..., None, :]], -2)
-            mixed = jax.nn.silu((read.astype(jnp.float32) * self._taps()[:, 0].T).sum(-2))
+            mixed = jax.nn.silu((read.astype(jnp.float32) * self._taps(layer)[:, 0].T).sum(-2))
             out, matrices = advance(self._tokens(mixed, x.decay, x.rate), states.matrices)
         return out, States(matrices, read[..., 1:, :])
 
-    def _output(self, attended: Array) -> Array:
-        gate, scale = cast(Array, self.gate), cast(Array, self.w["delta_norm"])
-        by_head = attended.reshape(*gate.shape[:-1], -1, self.delta.value_size)
-        normed = rms_norm(by_head, scale, self.config.norm_eps).reshape(gate.shape)
-        return self._linear((normed * jax.nn.silu(gate.astype(jnp.float32))).astype(gate.dtype), "delta_out")
+    def output(self, layer: Layer, mixed: Array, kept: Array) -> Array:
+        """The product with the outputs, which are normed, and multiplied by their gate."""
+        gate, scale = kept, cast(Array, layer.w["delta_norm"])
+        by_head = mixed.reshape(*gate.shape[:-1], -1, self.value_size)
+        normed = rms_norm(by_head, scale, layer.config.norm_eps).reshape(gate.shape)
+        return layer.linear((normed * jax.nn.silu(gate.astype(jnp.float32))).astype(gate.dtype), "delta_out")
 
 
 def _for_all(states: States, x: Projected) -> States:
     """States ``[B, 1, ...]`` of the only prompt, or ``[B, R, ...]``, as ``[B, R, ...]``."""
     return jax.tree.map(lambda y: jnp.broadcast_to(y, (*x.rate.shape[:2], *y.shape[2:])), states)
-
-
-def by_layer(weights: Mapping[str, Sequence[Any]], kinds: Sequence[Kind]) -> list[dict[str, Any]]:
-    """The weights of each layer by name.
-
-    Args:
-      weights: for each name the values of all layers that have the weight.
-      kinds: the kinds of the layers.
-
-    Example:
-      >>> by_layer({"attn_norm": [1, 2, 3], "q": [4], "delta_q": [5, 6]}, ("delta", "attention", "delta"))
-      [{'attn_norm': 1, 'delta_q': 5}, {'attn_norm': 2, 'q': 4}, {'attn_norm': 3, 'delta_q': 6}]
-    """
-    left = {name: iter(values) for name, values in weights.items()}
-    return [{name: next(left[name]) for name in left if DECODER[name].of(kind)} for kind in kinds]
-
-
-# ------------------------------------------------------------------------------------------------------- slots
-
-
-def in_slots(prompts: Sequence[States], slots: int, compute: Compute) -> list[States]:
-    """States ``[P, S, ...]`` of ``slots`` slots for each prompt, all 0, for each delta net; its ``prompts`` are
-    ``[P, ...]``."""
-
-    def empty(x: Array) -> Array:
-        return jnp.zeros((x.shape[0], slots, *x.shape[1:]), x.dtype)
-
-    return [_placed(jax.tree.map(empty, net), compute) for net in prompts]
-
-
-def started(states: States, prompts: States, fresh: Array) -> States:
-    """The states ``[P, S, ...]``, with those of the prompt ``[P, ...]`` in slots where ``fresh [P, S]``."""
-
-    def choose(x: Array, prompt: Array) -> Array:
-        return jnp.where(fresh.reshape(*fresh.shape, *(1,) * (x.ndim - 2)), prompt[:, None], x)
-
-    return jax.tree.map(choose, states, prompts)
-
-
-def inserted(
-    states: Sequence[States], read: Sequence[States], slots: Array, used: Array, compute: Compute
-) -> list[States]:
-    """The states of slots, with those of samples that were read put in.
-
-    Args:
-      states: ``[P, S, ...]`` for each delta net.
-      read: ``[K, ...]`` for each delta net, K samples for each data-parallel shard.
-      slots: ``[K]`` int32, the slot of each in its shard, ``row * S + slot``.
-      used: ``[1]`` int32 for each shard, how many of the K are samples.
-      compute: has the mesh.
-    """
-
-    def of_shard(x: Array, new: Array, slots: Array, used: Array) -> Array:
-        flat = x.reshape(-1, *x.shape[2:])
-        at = jnp.where(jnp.arange(len(slots)) < used, slots, len(flat))  # out of range: not written
-        return flat.at[at].set(new, mode="drop").reshape(x.shape)
-
-    def put(x: Array, new: Array, axes: tuple[str | None, ...]) -> Array:
-        if compute.mesh is None:
-            return of_shard(x, new, slots, used)
-        shard, there, given = (spec(a, TRAIN) for a in (axes[:1], axes, (axes[0], *axes[2:])))
-        of_mesh = jax.shard_map(of_shard, mesh=compute.mesh, in_specs=(there, given, shard, shard), out_specs=there)
-        return of_mesh(x, new, slots, used)
-
-    return [jax.tree.map(put, x, new, _AXES) for x, new in zip(states, read, strict=True)]
-
-
-# Logical axes of states of slots.
-_AXES = States(("shard", None, "delta_heads"), ("shard", None, None, "delta_keys"))
-
-
-def _placed(states: States, compute: Compute) -> States:
-    def place(x: Array, axes: tuple[str | None, ...]) -> Array:
-        return constrain(x, compute.mesh, *axes, *(None,) * (x.ndim - len(axes)))
-
-    return jax.tree.map(place, states, _AXES)

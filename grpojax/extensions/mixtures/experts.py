@@ -5,6 +5,7 @@ trainer agree, however their batches are cut. The router computes in float32 wha
 rounded probability can choose another expert.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
@@ -14,14 +15,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from grpojax.models import dispatch, matrix
+from grpojax.extensions.mixtures import dispatch
+from grpojax.host.errors import UserError
+from grpojax.models import matrix
 from grpojax.models.compute import Compute
-from grpojax.models.decoder_config import DecoderConfig, Experts
+from grpojax.models.layer_kinds import Mlp, Observe, Spread
 from grpojax.models.layers import Layer, gated
 from grpojax.models.matrix import Kernel, Times
 from grpojax.models.weight_table import DECODER
 from grpojax.sharding import ROLLOUT, TRAIN, spec
-from grpojax.types import Array, Rows
+from grpojax.types import Array, Mean, Rows
 
 
 class Routing(NamedTuple):
@@ -47,11 +50,11 @@ class Router(NamedTuple):
     correction: Array | None = None
 
 
-def route(h: Array, router: Router, experts: Experts, kept: Array | None = None) -> Routing:
+def route(h: Array, router: Router, experts: "Experts", kept: Array | None = None) -> Routing:
     """Sends tokens ``h [n, D]`` to experts.
 
-    ``kept [n, k]`` are choices of an earlier forward (`kept_choices`). They replace the router's own. The weights are
-    always the router's.
+    ``kept [n, k]`` are choices of an earlier forward (`Experts.choices`), which replace the router's own. The weights
+    are always the router's.
 
     Example:
       >>> router = Router(jnp.log(jnp.array([[1.0, 6.0, 2.0]])))
@@ -79,7 +82,7 @@ def route(h: Array, router: Router, experts: Experts, kept: Array | None = None)
 _TINY = 1e-20  # as in DeepSeek-V3: all sigmoids may be 0
 
 
-def _in_groups(scores: Array, experts: Experts) -> Array:
+def _in_groups(scores: Array, experts: "Experts") -> Array:
     """Scores ``[n, E]`` with -inf outside of the groups that each token's experts are chosen from."""
     if experts.groups == experts.groups_chosen:
         return scores
@@ -90,12 +93,6 @@ def _in_groups(scores: Array, experts: Experts) -> Array:
     return jnp.where(there[..., None], by_group, -jnp.inf).reshape(scores.shape)
 
 
-def kept_choices(routing: Routing) -> Array:
-    """The choices ``[..., k]`` of a forward as a later forward takes them, in few bytes. With it bound it is an
-    `Observe`."""
-    return routing.chosen.astype(choice_dtype(routing.probabilities.shape[-1]))
-
-
 def choice_dtype(count: int) -> Any:
     """The dtype of choices among ``count`` experts. Its largest number says that no choice was kept.
 
@@ -104,9 +101,6 @@ def choice_dtype(count: int) -> Any:
       ['uint8', 'uint8', 'uint16']
     """
     return jnp.uint8 if count < 256 else jnp.uint16
-
-
-Observe = Callable[[Routing], Any]  # of a layer's tokens, to any pytree of arrays
 
 
 class Biased(NamedTuple):
@@ -221,7 +215,7 @@ def pick(compute: Compute, tokens: int) -> Apply:
 
 
 def sharded(apply: Apply, mesh: Mesh | None) -> Apply:
-    """``apply`` where each shard of ``expert`` has its own part of the experts (`grpojax.models.dispatch`)."""
+    """``apply`` where each shard of ``expert`` has its own part of the experts (`dispatch`)."""
     if mesh is None or mesh.shape[dispatch.AXIS] == 1:
         return apply
     send = dispatch.everywhere if apply is every else dispatch.exchanged
@@ -311,67 +305,194 @@ def _joined(w: Mapping[str, Any], *, first: Any = 1) -> tuple[Router, list[Kerne
     return Router(w["router"], w.get("router_bias"), w.get("router_correction")), kernels
 
 
-class MixtureLayer(Layer):
-    """A `Layer` whose MLP is a mixture of experts. A mesh shares out the experts over ``expert``, and cuts each over
-    ``tensor``, like an MLP.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts(Mlp):
+    """A mixture of experts: many small SwiGLU MLPs in place of one; a router sends each token to a few of them.
+
+    A mesh shares out the experts over ``expert``, and cuts each over ``tensor``, like the dense MLP.
 
     Attributes:
-      kept: ``[..., k]``, choices of an earlier forward of the tokens ``[...]``; None if the router chooses.
-      routing: the routing of the last tokens ``[...]`` that it ran, ``[..., k]`` and ``[..., E]``.
+      count: experts of a layer.
+      chosen: how many of them a token goes to: those of highest probability under the router's softmax over all.
+      size: width of one expert.
+      renormalised: whether the probabilities of the chosen, which weigh what they give, are scaled to add up to 1.
+      shared: width of one more expert that every token goes to; 0 without one.
+      shared_gate: whether the sigmoid of a gate weighs what that expert gives.
+      sigmoid: whether an expert's probability is the sigmoid of its logit, not a share of a softmax.
+      corrected: whether the choice is by probabilities plus a correction, a weight that no gradient changes.
+      groups, groups_chosen: experts are chosen among those of a few groups of neighbours: the groups whose two highest
+        corrected probabilities have the highest sum.
+      scale: factor of what all chosen experts give.
+      biased: whether the router's and the experts' products have biases.
+      limit: 0, or the limit of an expert's SwiGLU ``(up + 1) gate sigmoid(alpha gate)``, with ``gate`` at most that
+        and ``up`` at most that from 0.
+      alpha: see ``limit``.
     """
 
-    kept: Array | None = None
-    routing: Routing | None = None
+    count: int
+    chosen: int
+    size: int
+    renormalised: bool = True
+    shared: int = 0
+    shared_gate: bool = True
+    sigmoid: bool = False
+    corrected: bool = False
+    groups: int = 1
+    groups_chosen: int = 1
+    scale: float = 1.0
+    biased: bool = False
+    limit: float = 0.0
+    alpha: float = 1.702
+
+    name = "mixture"
+    loops = {dispatch.LOOP: dispatch.EVEN_ROUNDS + 1}  # of tokens to experts, if these get about as many each
+
+    def __post_init__(self):
+        if not 1 <= self.chosen <= self.count:
+            raise UserError(f"num_experts_per_tok {self.chosen}: must be from 1 to num_experts {self.count}")
+        if self.count % self.groups or not 1 <= self.groups_chosen <= self.groups:
+            raise UserError(
+                f"n_group {self.groups}, topk_group {self.groups_chosen}: groups must divide {self.count} experts, and "
+                "no more can be chosen than there are"
+            )
+        if self.groups > 1 and (
+            self.count // self.groups < 2 or self.chosen > self.groups_chosen * (self.count // self.groups)
+        ):
+            raise UserError(
+                f"n_group {self.groups}: groups need two experts, and those chosen all {self.chosen} of a token's"
+            )
 
     @property
-    def experts(self) -> Experts:
-        """The config's experts, which a mixture has."""
-        return cast(Experts, self.config.experts)
+    def gated_shared(self) -> bool:
+        """Whether there is an expert that every token goes to, and a gate weighs what it gives."""
+        return self.shared > 0 and self.shared_gate
 
-    def _mlp(self, x: Array) -> Array:
-        h = self._read(x, "mlp_norm")
+    @property
+    def width(self) -> int:
+        """Of an expert; an expert that every token goes to may be wider."""
+        return max(self.size, self.shared)
+
+    def sizes(self, hidden: int) -> dict[str, int]:
+        """As of an `Mlp`."""
+        return {
+            "experts": self.count,
+            "choices": self.count,
+            "expert_embed": hidden,
+            "expert_mlp": self.size,
+            "shared_mlp": self.shared,
+        }
+
+    def cut(self) -> dict[str, tuple[int, str]]:
+        """As of an `Mlp`."""
+        return {
+            "moe_intermediate_size": (self.size, "expert_mlp"),
+            "shared_expert_intermediate_size": (self.shared, "shared_mlp"),
+        }
+
+    def check_axis(self, shards: int) -> None:
+        """As of an `Mlp`."""
+        if shards > 1 and self.count % shards:
+            fit = ", ".join(str(n) for n in range(1, self.count + 1) if self.count % n == 0)
+            raise UserError(
+                f"mesh.expert={shards} does not divide the {self.count} experts of this model\n"
+                f"set mesh.expert to one of: {fit}"
+            )
+
+    def choices(self, seen: Routing) -> Array:
+        """The experts of each token, in few bytes."""
+        return seen.chosen.astype(choice_dtype(self.count))
+
+    def choice(self) -> tuple[int, Any]:
+        """As of an `Mlp`."""
+        return self.chosen, choice_dtype(self.count)
+
+    def observe(self, rows: Rows, weights: Array | None) -> Observe:
+        """The `load` of each layer."""
+        return functools.partial(load, rows=rows, weights=weights)
+
+    def measured(self, observed: Load, rows: Rows, coef: float) -> tuple[Array, dict[str, Any]]:
+        """The load-balance loss as a mean over layers, and what the routers did."""
+        seen = (rows.segments > 0).sum().astype(jnp.float32) * observed.entropy.shape[0]
+        metrics: dict[str, Any] = {
+            "router_entropy": Mean(total=observed.entropy.sum(), count=seen),
+            "router_counts": observed.counts,
+        }
+        if observed.balance is None:
+            return jnp.float32(0.0), metrics
+        balance = observed.balance.mean()
+        return coef * balance, metrics | {"balance_loss": balance}
+
+    def matrices(self, hidden: int) -> int:
+        """As of an `Mlp`."""
+        return self._matrices(hidden, self.count)
+
+    def of_token(self, hidden: int) -> int:
+        """As of an `Mlp`."""
+        return self._matrices(hidden, self.chosen)
+
+    def _matrices(self, hidden: int, experts: int) -> int:
+        return hidden * (3 * (experts * self.size + self.shared) + self.count + self.gated_shared)
+
+    def in_vain(self, hidden: int, compute: Compute, tokens: int) -> int:
+        """Those of the experts that a token does not go to, where all run on all tokens, as in a decode step."""
+        return (self.count - self.chosen) * 3 * hidden * self.size if pick(compute, tokens) is every else 0
+
+    def spread(self, hidden: int, shards: int, tensor: int) -> Spread:
+        """As of an `Mlp`. An even load is assumed, with a round of `dispatch` that is not full."""
+        even, weights = dispatch.EVEN_ROUNDS, self.count * 3 * hidden * self.size
+        rounds = 1 if shards == 1 else even
+        inside = (self.chosen / rounds * self.size + self.shared) / tensor + self.chosen * hidden / 2
+        return Spread(
+            weights=weights,
+            laid_out=weights * 2 // 3,
+            inside=inside,
+            reads=0 if shards == 1 else even,
+            rows=(even + 1) / even * self.chosen * (shards - 1) / shards,
+        )
+
+    def run(self, layer: Layer, h: Array, kept: Array | None) -> tuple[Array, Routing]:
+        """As of an `Mlp`; the second result is the tokens' `Routing`, ``[..., k]`` and ``[..., E]``."""
         with jax.named_scope("experts"):
-            y, self.routing = self._routed(h)
-        if self.experts.shared:
+            y, routing = self._routed(layer, h, kept)
+        if self.shared:
             with jax.named_scope("shared_expert"):
-                if not self.experts.shared_gate:
-                    y = y + self._linear(gated(*self._linears(h, "shared_gate", "shared_up")), "shared_down")
-                    return self._add(x, y, "mlp_after_norm")
-                gate = jnp.matmul(h.astype(jnp.float32), cast(Array, self.w["shared_router"]), precision="highest")
-                shared = self._linear(gated(*self._linears(h, "shared_gate", "shared_up")), "shared_down")
-                y = y + (jax.nn.sigmoid(gate) * shared.astype(jnp.float32)).astype(x.dtype)
-        return self._add(x, y, "mlp_after_norm")
+                if not self.shared_gate:
+                    shared = layer.linear(gated(*layer.linears(h, "shared_gate", "shared_up")), "shared_down")
+                    return y + shared, routing
+                gate = jnp.matmul(h.astype(jnp.float32), cast(Array, layer.w["shared_router"]), precision="highest")
+                shared = layer.linear(gated(*layer.linears(h, "shared_gate", "shared_up")), "shared_down")
+                y = y + (jax.nn.sigmoid(gate) * shared.astype(jnp.float32)).astype(h.dtype)
+        return y, routing
 
-    def _routed(self, h: Array) -> tuple[Array, Routing]:
+    def _routed(self, layer: Layer, h: Array, kept: Array | None) -> tuple[Array, Routing]:
         """The experts' output for ``h [..., D]``. No token leaves its shard but over ``expert``."""
-
-        inner, names = Inner(self.experts.limit, self.experts.alpha), [n for n in _ROUTED if n in self.w]
+        mesh, inner, names = layer.compute.mesh, Inner(self.limit, self.alpha), [n for n in _ROUTED if n in layer.w]
 
         def run(h: Array, kept: Array | None, *weights: Any, first: Any = 1) -> tuple[Array, Routing]:
             rows = h.reshape(-1, h.shape[-1])
             router, kernels = _joined(dict(zip(names, weights, strict=True)), first=first)
-            routing = route(rows, router, self.experts, None if kept is None else kept.reshape(len(rows), -1))
+            routing = route(rows, router, self, None if kept is None else kept.reshape(len(rows), -1))
             given = routing
-            if self.mesh is not None:  # so that gradients are summed over ``tensor`` by token, not by choice
+            if mesh is not None:  # so that gradients are summed over ``tensor`` by token, not by choice
                 rows, scale = (jax.lax.pcast(x, "tensor", to="varying") for x in (rows, routing.weights))
                 given = routing._replace(weights=scale)
-            y = sharded(pick(self.compute, len(rows)), self.mesh)(rows, given, *kernels, inner).astype(h.dtype)
+            y = sharded(pick(layer.compute, len(rows)), mesh)(rows, given, *kernels, inner).astype(h.dtype)
             return y.reshape(h.shape), jax.tree.map(lambda x: x.reshape(*h.shape[:-1], -1), routing)
 
         def whole(h: Array, kept: Array | None, *weights: Any) -> tuple[Array, Routing]:
-            here = jax.lax.axis_index("tensor") == 0 if self.experts.biased else 1
+            here = jax.lax.axis_index("tensor") == 0 if self.biased else 1
             y, routing = run(h, kept, *jax.tree.map(lambda w: w[0], weights), first=here)
             return jax.lax.psum(y, "tensor"), routing
 
-        weights, mesh = [self.w[name] for name in names], self.mesh
+        weights = [layer.w[name] for name in names]
         if mesh is None:
-            return run(h, self.kept, *weights)
+            return run(h, kept, *weights)
         shards, axes = spec(("shard",), ROLLOUT), [DECODER[name].axes[1:] for name in names]
         of_axes = [*zip(weights, axes, strict=True)]
         copies = [matrix.each(w, lambda x, axes, _: _copies(x, mesh, axes), of) for w, of in of_axes]
         cuts = [matrix.each(w, lambda _, axes, __: _cut_copies(axes), of) for w, of in of_axes]
         run_shards = jax.shard_map(whole, mesh=mesh, in_specs=(shards, shards, *cuts), out_specs=shards)
-        return run_shards(h, self.kept, *copies)
+        return run_shards(h, kept, *copies)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -412,24 +533,3 @@ def _copied_over(axes: tuple[str, ...]) -> tuple[str, ...]:
 def _cut_copies(axes: tuple[str, ...]) -> PartitionSpec:
     """How the `_copies` of an array are sharded."""
     return PartitionSpec(_copied_over(axes), *spec(axes, ROLLOUT))
-
-
-def layer(
-    weights: Mapping[str, Any],
-    config: DecoderConfig,
-    compute: Compute,
-    one: Array | None = None,
-    *,
-    separately: bool = False,
-    kept: Array | None = None,
-) -> Layer:
-    """A layer's weights, gathered and cast: a `Layer`, or a `MixtureLayer` if they have a router.
-
-    Raises:
-      ValueError: there are choices of experts (`MixtureLayer.kept`), but no experts.
-    """
-    if "router" not in weights:
-        return Layer(weights, config, compute, one, separately=separately)
-    made = MixtureLayer(weights, config, compute, one, separately=separately)
-    made.kept = kept
-    return made

@@ -15,9 +15,11 @@ from rollout_weights import for_rollouts
 
 from grpojax import sharding
 from grpojax.device import Real
+from grpojax.extensions.mixtures import experts
+from grpojax.extensions.mixtures.experts import Experts
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, decoder, experts, hf
-from grpojax.models.decoder_config import Experts
+from grpojax.models import Compute, decoder, hf
+from grpojax.models.layers import Layer
 from grpojax.models.quantised import Int8Matrix
 from grpojax.models.weight_table import shardings
 from grpojax.programs import blocks, policy_update, state
@@ -31,7 +33,7 @@ from grpojax.types import Rows
 SHARED = FAMILIES["qwen2_moe"]
 OSS, GLM = (dataclasses.replace(FAMILIES[name], vocab_size=56) for name in ("gpt_oss", "glm4_moe"))
 MESH = sharding.MeshConfig(data=2, fsdp=2, tensor=2)
-EIGHT = dataclasses.replace(MIXTURE, experts=Experts(count=8, chosen=2, size=14))
+EIGHT = dataclasses.replace(MIXTURE, mlp=Experts(count=8, chosen=2, size=14))
 ON_SHARDS = sharding.MeshConfig(fsdp=2, expert=2, tensor=2)  # experts on shards of their own
 
 
@@ -47,14 +49,14 @@ def some_weights(count=5, hidden=6, size=7, seed=0):
 @pytest.mark.parametrize("tokens", [1, pytest.param(11, marks=pytest.mark.slow), 64])
 def test_values_and_gradients_equal_a_loop_over_experts(tokens, renormalised):
     """With few tokens some expert has none."""
-    config = dataclasses.replace(MIXTURE, experts=Experts(count=5, chosen=3, size=7, renormalised=renormalised))
+    config = dataclasses.replace(MIXTURE, mlp=Experts(count=5, chosen=3, size=7, renormalised=renormalised))
     h = jnp.asarray(np.random.default_rng(1).standard_normal((tokens, 6)), jnp.float32)
     up = jnp.asarray(np.random.default_rng(2).standard_normal((tokens, 6)), jnp.float32)
     weights = some_weights()
 
     def ours(apply):
         def run(h, w):
-            routing = experts.route(h, experts.Router(w["router"]), config.experts)
+            routing = experts.route(h, experts.Router(w["router"]), config.mlp)
             return apply(h, routing, w["expert_gate"], w["expert_up"], w["expert_down"])
 
         return run
@@ -96,7 +98,7 @@ def test_in_sixteen_bits_the_router_stays_in_float32():
         norm = made["layers"]["mlp_norm"][...]
         assert norm.dtype == jnp.bfloat16
     of_layer = jax.tree.map(lambda x: x[0], nnx.to_pure_dict(params)["layers"])
-    layer = experts.layer(of_layer, SHARED, half)
+    layer = Layer(SHARED.kinds[0], of_layer, SHARED, half)
     assert layer.w["router"].dtype == jnp.float32 and layer.w["expert_up"].dtype == jnp.bfloat16
 
 
@@ -152,10 +154,9 @@ def test_a_checkpoint_of_one_mesh_opens_on_another(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, got, saved[0])
 
 
-@pytest.mark.parametrize(("config", "fit"), [(MIXTURE, "1, 5"), (FAMILIES["qwen3"], "1")], ids=["mixture", "dense"])
-def test_a_mesh_that_does_not_share_out_experts_evenly_is_refused(config, fit):
-    with pytest.raises(UserError, match=rf"mesh.expert=2.*\n.*mesh.expert to one of: {fit}$"):
-        state.decoder_network(config, None, sharding.make_mesh(sharding.MeshConfig(expert=2)))
+def test_a_mesh_that_does_not_share_out_experts_evenly_is_refused():
+    with pytest.raises(UserError, match=r"mesh.expert=2.*\n.*mesh.expert to one of: 1, 5$"):
+        state.decoder_network(MIXTURE, None, sharding.make_mesh(sharding.MeshConfig(expert=2)))
 
 
 def replayed(config, batch, choices, of_prompts, **how):
@@ -171,9 +172,9 @@ def own_choices(config, batch):
 
     @jax.jit
     def chosen(ids, size):
-        return decoder.run_prompts(model, ids[None, None], size[None, None], Compute(), experts.kept_choices)[1]
+        return decoder.run_prompts(model, ids[None, None], size[None, None], Compute(), config.mlp.choices)[1]
 
-    width = len(config.layers_of("mixture")) * config.experts.chosen
+    width = len(config.mlp_layers) * config.mlp.chosen
     choices, of_prompts = np.zeros((p, g, most, width), np.uint8), np.zeros((p, length, width), np.uint8)
     for i in range(p):
         n = int(batch.prompts.lengths[i])
@@ -218,7 +219,7 @@ def test_each_token_of_a_row_gets_its_own_choices():
     config, rng = EIGHT, np.random.default_rng(3)
     batch = ragged_batch(rng, p=8)
     graph, params = random_decoder(config)
-    width = len(config.layers_of("mixture")) * config.experts.chosen
+    width = len(config.mlp_layers) * config.mlp.chosen
     choices = rng.permuted(np.tile(np.arange(8), (*batch.tokens.shape, config.num_layers, 1)), axis=-1)
     choices = choices[..., :2].reshape(*batch.tokens.shape, width).astype(np.uint8)
     of_prompts = rng.permuted(np.tile(np.arange(8), (*batch.prompts.tokens.shape, config.num_layers, 1)), axis=-1)
@@ -252,23 +253,13 @@ def test_each_token_of_a_row_gets_its_own_choices():
         np.testing.assert_allclose(got, want, atol=2e-5)
 
 
-def test_a_decoder_without_experts_has_no_choices():
-    batch = ragged_batch(np.random.default_rng(3))
-    config = FAMILIES["qwen3"]
-    rows, _ = replayed(config, batch, np.zeros((3, 5, 11, 4), np.uint8), np.zeros((3, 7, 4), np.uint8))
-    with pytest.raises(ValueError, match="without experts"):
-        score(*random_decoder(config), rows, Compute())
-    with pytest.raises(UserError, match="router_replay=true.*no experts"):
-        drawn(random_decoder(config), dataclasses.replace(CONFIG, router_replay=True))
-
-
 def test_too_few_layers_for_any_expert_name_how_many_there_must_be():
     with pytest.raises(UserError, match="^1 layers.*first 1 have no experts.*\n.* at least 2$"):
         dataclasses.replace(GLM, num_layers=1)
 
 
 def test_a_mesh_that_does_not_cut_experts_evenly_is_refused():
-    odd = dataclasses.replace(MIXTURE, experts=Experts(count=5, chosen=2, size=15))
+    odd = dataclasses.replace(MIXTURE, mlp=Experts(count=5, chosen=2, size=15))
     with pytest.raises(UserError, match="moe_intermediate_size 15 does not divide"):
         state.decoder_network(odd, None, sharding.make_mesh(MESH))
 

@@ -1,15 +1,17 @@
-"""Mixtures of experts in ``config.json``, both ways."""
+"""Families of mixtures of experts, and their ``config.json``, both ways."""
 
 from collections.abc import Mapping
 from typing import Any, cast
 
-from grpojax.models.decoder_config import DecoderConfig, Experts
-from grpojax.models.hf.family import Sizes
+from grpojax.extensions.mixtures.experts import Experts
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.hf.families import windows
+from grpojax.models.hf.family import Family, Flag, Sizes
 from grpojax.models.hf.fields import Fields, shown
 
 
 def _experts(config: DecoderConfig) -> Experts:
-    return cast(Experts, config.experts)
+    return cast(Experts, config.mlp)
 
 
 def _counts(experts: Experts) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def read_gpt_oss(fields: Fields, sizes: Sizes) -> dict[str, Any]:
         limit=fields.number("swiglu_limit", "(0, inf)", missing=7.0),
         alpha=fields.number("swiglu_alpha", "(0, inf)", missing=1.702),
     )
-    return {"experts": experts}
+    return {"mlp": experts}
 
 
 def write_gpt_oss(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def read_glm4(fields: Fields, sizes: Sizes) -> dict[str, Any]:
         groups_chosen=chosen,
         scale=fields.number("routed_scaling_factor", "(0, inf)", missing=1.0),
     )
-    return {"experts": experts, "dense_layers": first, "qk_norm": fields.flag("use_qk_norm")}
+    return {"mlp": experts, "dense_layers": first, "qk_norm": fields.flag("use_qk_norm")}
 
 
 def write_glm4(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def read_olmoe(fields: Fields, sizes: Sizes) -> dict[str, Any]:
         size=fields.whole("intermediate_size"),
         renormalised=fields.flag("norm_topk_prob"),
     )
-    return {"experts": experts}
+    return {"mlp": experts}
 
 
 def write_olmoe(config: DecoderConfig, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +123,7 @@ def _read_qwen(fields: Fields, count: int, shared: int) -> dict[str, Any]:
         renormalised=fields.flag("norm_topk_prob"),
         shared=shared,
     )
-    return {"experts": experts}
+    return {"mlp": experts}
 
 
 def _every_layer(fields: Fields) -> None:
@@ -161,3 +163,80 @@ def write_qwen3(config: DecoderConfig, _: Mapping[str, Any]) -> dict[str, Any]:
 def _write_qwen(config: DecoderConfig) -> dict[str, Any]:
     more = {"decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": _experts(config).size}
     return _counts(_experts(config)) | more
+
+
+GPT_OSS = Family(
+    architectures=("GptOssForCausalLM",),
+    windows=windows.alternating(2, missing=128),
+    traits={"sinks": True},
+    read=read_gpt_oss,
+    write=write_gpt_oss,
+    qkv_bias=Flag("attention_bias", missing=True),
+    out_bias=Flag("attention_bias", missing=True),
+    kv_heads=8,
+    head_dim=64,
+    rope={
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    theta=1.5e5,
+    eps=1e-5,
+    positions=131072,
+    names={
+        r"\.mlp\.gate\.": ".mlp.router.",
+        r"\.mlp\.experts\.\d+\.(gate|up)_proj\.weight": ".mlp.experts.gate_up_proj",
+        r"\.mlp\.experts\.\d+\.(gate|up)_proj\.bias": ".mlp.experts.gate_up_proj_bias",
+        r"\.mlp\.experts\.\d+\.down_proj\.weight": ".mlp.experts.down_proj",
+        r"\.mlp\.experts\.\d+\.down_proj\.bias": ".mlp.experts.down_proj_bias",
+    },
+    experts_in_one=True,
+    quantised="mxfp4",
+)
+GLM4 = Family(
+    architectures=("Glm4MoeForCausalLM",),
+    windows=windows.last(),
+    read=read_glm4,
+    write=write_glm4,
+    out_bias=False,
+    kv_heads=8,
+    null_kv_heads=False,
+    null_head_dim=False,
+    rotated=0.5,
+    eps=1e-5,
+    positions=131072,
+    names={r"\.mlp\.shared_expert\.": ".mlp.shared_experts."},
+    further_layers=True,
+)
+QWEN2 = Family(
+    architectures=("Qwen2MoeForCausalLM",),
+    windows=windows.last(strict=True),
+    read=read_qwen2,
+    write=write_qwen2,
+    qkv_bias=Flag("qkv_bias", missing=True),
+    out_bias=False,
+    kv_heads=16,
+    null_kv_heads=False,
+)
+QWEN3 = Family(
+    architectures=("Qwen3MoeForCausalLM",),
+    windows=windows.last(strict=True, types_count=False),
+    traits={"qk_norm": True},
+    read=read_qwen3,
+    write=write_qwen3,
+    kv_heads=4,
+    null_kv_heads=False,
+)
+OLMOE = Family(
+    architectures=("OlmoeForCausalLM",),
+    windows=windows.last(strict=True),
+    traits={"wide_qk_norm": True},
+    read=read_olmoe,
+    write=write_olmoe,
+    kv_heads=None,
+    eps=1e-5,
+    positions=4096,
+)
