@@ -1,7 +1,7 @@
 """Pages of the guide that are made from the code each time the site is built, so that they cannot go stale.
 
 mkdocs calls `on_config`, `on_files` and `on_page_markdown` (``hooks:`` in mkdocs.yml). `pages` has the pages without
-mkdocs, for tests. ``python docs/generate.py`` writes the tables of functions into the committed pages (`with_tables`).
+mkdocs, for tests. ``python docs/generate.py`` writes tables of functions and code into the committed pages (`written`).
 """
 
 import argparse
@@ -53,8 +53,8 @@ IN_PLACE = (
     | {"docs/variants.yaml": "variants/index.md", "grpojax/run/recipe.py": "reference/recipe.md"}
     | {f"configs/variants/{name}.yaml": f"variants/{name}.md" for name in variants.names()}
 )
-# Committed pages with tables of functions.
-WITH_TABLES = ("reference/functions.md", "reference/trainer.md")
+# Committed pages with tables of functions or with code.
+WRITTEN = ("reference/functions.md", "reference/trainer.md", "understand/step.md")
 
 
 def pages() -> dict[str, str]:
@@ -476,13 +476,28 @@ COMMON = {
 DIRECTIVES = re.compile(r"^<!-- (::: .*?)-->$", re.M | re.S)
 
 
-def with_tables(markdown: str) -> str:
-    """The page with a table of functions before each comment that has ``:::``, for readers on GitHub."""
+def written(markdown: str) -> str:
+    """The page with a table of functions before each comment that has ``:::``, and with the code of a function after
+    each like ``<!-- code: grpojax.train:step -->``, for readers on GitHub."""
+
+    def code(found: re.Match) -> str:
+        return f"{found[1]}\n```python\n{code_of(pkgutil.resolve_name(found[2]))}\n```\n"
+
+    markdown = re.sub(r"^(<!-- code: (\S+) -->)\n(?:```python\n.*?^```\n)?", code, markdown, flags=re.M | re.S)
 
     def both(found: re.Match) -> str:
         return f"{functions_table(found[2])}\n\n{found[1]}"
 
     return re.sub(rf"(?:(?:^\|[^\n]*\n)+\n)?({DIRECTIVES.pattern})", both, markdown, flags=re.M | re.S)
+
+
+def code_of(function: types.FunctionType) -> str:
+    """The source of a function without its docstring."""
+    source = textwrap.dedent(inspect.getsource(function))
+    (tree,) = ast.parse(source).body
+    docstring = tree.body[0]
+    lines = source.splitlines()
+    return "\n".join(lines[: docstring.lineno - 1] + lines[docstring.end_lineno :])
 
 
 def functions_table(directives: str) -> str:
@@ -646,6 +661,6 @@ def check(known: Mapping[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    for name in WITH_TABLES:
+    for name in WRITTEN:
         text = (DOCS / name).read_text(encoding="utf-8")
-        (DOCS / name).write_text(with_tables(text), encoding="utf-8")
+        (DOCS / name).write_text(written(text), encoding="utf-8")

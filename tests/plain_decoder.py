@@ -89,6 +89,8 @@ if find_spec("grpojax.extensions.delta"):
         mixer=DeltaNet(key_heads=2, value_heads=6, key_size=5, value_size=7, taps=3), mixer_layers=(0, 2),
     )  # fmt: skip
 
+FORMATS = ("compute", *(["int8"] if find_spec("grpojax.extensions.int8") else []))  # of a rollout's numbers
+
 
 def there(*names):
     """Those of these parameters of a test whose first is the name of a decoder that is there."""
@@ -168,7 +170,7 @@ def plain_states(model, sequences, prompt=None, read=None):
         def linear(h, name, w=w):
             return h @ w[name] + w.get(f"{name}_bias", 0.0)
 
-        if c.kinds[i] == "delta":
+        if c.kinds[i].mixer == "delta":
             x = x + plain_delta_net(norm(x, w["attn_norm"]), w, c)
             x = x + linear(swish(linear(h := norm(x, w["mlp_norm"]), "gate")) * linear(h, "up"), "down")
             continue

@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.host import agreement, files, processes
     from grpojax.host.compile_cache import keep_compiled
     from grpojax.host.console import log
-    from grpojax.models import hf, quantised
+    from grpojax.models import hf
     from grpojax.programs.policy import Policy, model_facts
+    from grpojax.programs.sampler_config import unrounded
     from grpojax.records.evaluations import Record
     from grpojax.rewards import Rewards
     from grpojax.run import checks, parts
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             recipe = with_day(recipe, tokenizer)
             target = dataclasses.replace(target, recipe=recipe)
             keep_compiled(recipe.compile_cache, target.run)
-            config = _config(args, ks, recipe.rollout.max_tokens, quantised.exact(recipe.rollout.cache_dtype))
+            config = _config(args, ks, recipe.rollout.max_tokens, unrounded(recipe.rollout.cache_dtype))
             episodes, environments = parts.of(recipe).get("environment"), None
             if episodes is not None:
                 environments = episodes.environments_of(recipe.environment, tokenizer)

@@ -2,13 +2,12 @@
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.layer_kinds import Kind
+from grpojax.models.number_formats import CacheFormat, Floats
 from grpojax.types import PerPrompt, Samples
 
 
@@ -33,6 +32,7 @@ class Chip(NamedTuple):
 
 
 _GIB = 2**30
+_HALF = Floats("bfloat16")
 
 # By jax's name of the kind of device. TPUs: the pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" at
 # docs.cloud.google.com/tpu/docs: peak compute, HBM, interconnect (2400, 1600, 4800, 3200 Gbps a chip over 6, 4, 6, 4
@@ -177,7 +177,7 @@ def decode_bytes(
     prompts: int,
     slots: int,
     block: int = 1,
-    cache_dtype: DTypeLike = "bfloat16",
+    cache: CacheFormat = _HALF,
 ) -> float:
     """Bytes of memory that the sampler moves for one decode step, with weights in bfloat16, on one device.
 
@@ -192,10 +192,10 @@ def decode_bytes(
       prompts: number of prompts that are sampled at the same time, which are the rows of slots.
       slots: number of completions of each prompt that are sampled at the same time.
       block: positions that are read together (`grpojax.programs.kv_cache.ring`).
-      cache_dtype: dtype of keys and values.
+      cache: how keys and values are stored.
     """
     attending, windowed = len(c.attending), len(c.windowed_layers)
-    per_token = kv_bytes(c, cache_dtype) / attending
+    per_token = kv_bytes(c, cache) / attending
     weights = all_layers_weights(c) + c.vocab_size * c.hidden_size
     states = 2 * prompts * slots * state_bytes(c)
 
@@ -211,11 +211,9 @@ def kv_numbers(c: DecoderConfig) -> int:
     return 2 * len(c.attending) * c.num_kv_heads * c.head_dim
 
 
-def kv_bytes(c: DecoderConfig, cache_dtype: DTypeLike) -> int:
-    """Bytes of the keys and values of one token in all layers. Eight bits include a scale of two bytes for each head's
-    key and value (`grpojax.models.quantised`)."""
-    size = kv_numbers(c) * jnp.dtype(cache_dtype).itemsize
-    return size + 2 * kv_numbers(c) // c.head_dim if jnp.dtype(cache_dtype) == jnp.int8 else size
+def kv_bytes(c: DecoderConfig, cache: CacheFormat) -> int:
+    """Bytes of the keys and values of one token in all layers."""
+    return kv_numbers(c) // c.head_dim * cache.bytes(c.head_dim)
 
 
 def parameters(c: DecoderConfig) -> int:

@@ -37,7 +37,7 @@ def over(config: DecoderConfig, tensor: int) -> int:
 
 def repeated(w: Any, config: DecoderConfig, mesh: Mesh | None) -> Any:
     """A weight ``[..., heads * head_dim]`` of keys or values, with the copies of each head next to each other. A weight
-    that is repeated already is returned as it is. A `grpojax.models.quantised.Int8` has both of its arrays repeated."""
+    that is repeated already is returned as it is. Each array of a `grpojax.models.matrix.Matrix` is repeated."""
     heads = on_mesh(config, mesh)
 
     def one(x: Any) -> Any:

@@ -6,13 +6,10 @@ a value in a `DecoderConfig`, and rows of the table of weights (`grpojax.extensi
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+from grpojax.models.compute import Compute
 from grpojax.types import Array, Rows
-
-if TYPE_CHECKING:
-    from grpojax.models.compute import Compute
-    from grpojax.models.layers import Layer
 
 # A function of what an `Mlp` tells of a layer's tokens, to any pytree of arrays.
 Observe = Callable[[Any], Any]
@@ -23,6 +20,32 @@ class Kind(NamedTuple):
 
     mixer: str = "attention"
     mlp: str = "dense"
+
+
+class LayerProducts(Protocol):
+    """What a mixer or an MLP uses of a layer (`grpojax.models.layers.Layer`).
+
+    Attributes:
+      config: the decoder's (`grpojax.models.decoder_config.DecoderConfig`).
+      compute: how it runs.
+      w: the layer's weights by name, gathered and in the compute dtype.
+    """
+
+    config: Any
+    compute: Compute
+    w: dict[str, Any]
+
+    def linear(self, x: Array, name: str) -> Array:
+        """``x [..., in]`` times the weight called ``name``, with its bias if it has one."""
+        ...
+
+    def linears(self, x: Array, *names: str) -> list[Array]:
+        """`linear` by several weights."""
+        ...
+
+    def read(self, x: Array, name: str) -> Array:
+        """The stream as the layer reads it; ``name`` is that of the norm before it."""
+        ...
 
 
 class Mixer(abc.ABC):
@@ -49,23 +72,23 @@ class Mixer(abc.ABC):
         """The sizes that a mesh must divide, with their logical axes, by their names in ``config.json``."""
 
     @abc.abstractmethod
-    def project(self, layer: "Layer", x: Array) -> tuple[Any, Any]:
+    def project(self, layer: LayerProducts, x: Array) -> tuple[Any, Any]:
         """The products of a layer's weights with the stream ``x [..., D]``: what is mixed, and what `output` gets."""
 
     @abc.abstractmethod
-    def of_prompts(self, layer: "Layer", projected: Any, lengths: Array) -> tuple[Array, Any]:
+    def of_prompts(self, layer: LayerProducts, projected: Any, lengths: Array) -> tuple[Array, Any]:
         """Outputs of prompts ``[B, K, L]`` of these ``lengths [B, K]``, and the states after them, ``[B, K, ...]``."""
 
     @abc.abstractmethod
-    def of_rows(self, layer: "Layer", projected: Any, rows: Rows, states: Any) -> Array:
+    def of_rows(self, layer: LayerProducts, projected: Any, rows: Rows, states: Any) -> Array:
         """Outputs of the tokens ``[B, R, S]`` of ``rows``. Completions start from the ``states`` of their prompts."""
 
     @abc.abstractmethod
-    def of_token(self, layer: "Layer", projected: Any, states: Any) -> tuple[Array, Any]:
+    def of_token(self, layer: LayerProducts, projected: Any, states: Any) -> tuple[Array, Any]:
         """Outputs of the newest token ``[P, S]`` of each slot, and the next states ``[P, S, ...]``."""
 
     @abc.abstractmethod
-    def output(self, layer: "Layer", mixed: Array, kept: Any) -> Array:
+    def output(self, layer: LayerProducts, mixed: Array, kept: Any) -> Array:
         """What the layer adds to the stream, ``[..., D]``; ``kept`` is the second result of `project`."""
 
     @abc.abstractmethod
@@ -112,7 +135,7 @@ class Mlp(abc.ABC):
         """Raises `UserError` if it does not divide over so many devices of ``mesh.expert``."""
 
     @abc.abstractmethod
-    def run(self, layer: "Layer", h: Array, kept: Array | None) -> tuple[Array, Any]:
+    def run(self, layer: LayerProducts, h: Array, kept: Array | None) -> tuple[Array, Any]:
         """The MLP of tokens.
 
         Args:
@@ -153,7 +176,7 @@ class Mlp(abc.ABC):
         """Those of these numbers that a token is multiplied by."""
 
     @abc.abstractmethod
-    def in_vain(self, hidden: int, compute: "Compute", tokens: int) -> int:
+    def in_vain(self, hidden: int, compute: Compute, tokens: int) -> int:
         """Those that a token is multiplied by besides, if so many tokens of a device run at once."""
 
     @property
@@ -167,7 +190,7 @@ class Mlp(abc.ABC):
 
 
 class Spread(NamedTuple):
-    """What devices of ``mesh.expert`` have of one layer's MLP, for `grpojax.extensions`' estimates of memory and time.
+    """What devices of ``mesh.expert`` have of one layer's MLP, for estimates of memory and time.
 
     Attributes:
       weights: numbers of the weights that the axis cuts, and which no device gathers over it.

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from grpojax import extension
 from grpojax.host.errors import UserError
-from grpojax.models import quantised
+from grpojax.models import matrix
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.layer_kinds import Kind
 from grpojax.models.weight import Weight, WeightTable, bias_row, matrix_row, norm_row, normal, unit_norm, zeros
@@ -151,13 +151,13 @@ def initial(weight: Weight, config: DecoderConfig, rngs: nnx.Rngs) -> Array:
 def axes_of(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> tuple[str, ...]:
     """Logical axes of a leaf in a tree of weights or of their moments. A scalar, such as a counter, has none.
 
-    For ``jax.tree_util.tree_map_with_path``. The name of the leaf is the last dictionary key of its path. The scale of
-    a matrix in eight bits does not have the axis that products sum over.
+    For ``jax.tree_util.tree_map_with_path``. The name of the leaf is the last dictionary key of its path.
 
     Raises:
       ValueError: the table has no weight of that name, or its number of axes is different.
 
     Example:
+      >>> import jax.numpy as jnp
       >>> tree = {"layers": {"q": jnp.zeros((2, 5, 3))}, "count": jnp.zeros(())}
       >>> jax.tree_util.tree_map_with_path(axes_of, tree)
       {'count': (), 'layers': {'q': ('layers', 'embed', 'heads')}}
@@ -167,9 +167,7 @@ def axes_of(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> t
     name, what = leaf_name(path), f"{jax.tree_util.keystr(path)} {list(leaf.shape)}"
     if name not in table:
         raise ValueError(f"{what} is no weight that the table knows; give it a line there")
-    axes, summed = table[name].axes, table[name].summed
-    if quantised.is_scale(path):
-        axes = axes[:summed] + axes[summed + 1 :]
+    axes = table[name].axes
     if len(axes) != leaf.ndim:
         raise ValueError(f"{what} is not the table's {name!r} with axes {axes}")
     return axes
@@ -189,9 +187,9 @@ def shardings(tree: Any, mesh: Mesh | None, rules: Rules = TRAIN, table: WeightT
     """The sharding of every array in a tree of weights or of an optimiser's state; without a mesh each is None."""
 
     def one(path, leaf):
-        return named(mesh, axes_of(path, leaf, table), rules)
+        return matrix.each(leaf, lambda _, axes, __: named(mesh, axes, rules), axes_of(path, leaf, table))
 
-    return jax.tree_util.tree_map_with_path(one, tree)
+    return jax.tree_util.tree_map_with_path(one, tree, is_leaf=matrix.is_matrix)
 
 
 def check_axis(config: DecoderConfig, shards: int) -> None:

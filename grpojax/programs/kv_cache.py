@@ -7,7 +7,7 @@ ring. The ring is cut into blocks, and a block in which no slot has a live token
 How the slots' own tokens lie depends on the platform. Each has a file with its `Cache`: ``kv_cache_cpu``,
 ``kv_cache_tpu`` and ``kv_cache_gpu``. `of` takes the right one.
 
-In eight bits an array is a `grpojax.models.quantised.Int8`, whose scales have all its axes except d. Tokens are rounded
+Keys and values are arrays, or in the form of an extension (`grpojax.models.number_formats.Stored`). Tokens are rounded
 when they are written, and the matmul reads the rounded numbers.
 """
 
@@ -24,10 +24,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from grpojax.host.errors import UserError
-from grpojax.models import kv_heads, quantised
+from grpojax.models import kv_heads
 from grpojax.models.attention import Logits, capped
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.number_formats import FLOATS, CacheFormat, Floats, Kept, format_of, mixed, scores
 from grpojax.sharding import TRAIN, constrain, spec
 from grpojax.types import Array, Scalar
 
@@ -95,22 +96,24 @@ def platform(compute: Compute) -> str:
     return compute.platform or jax.default_backend()
 
 
-def dtype_of(cache_dtype: str, compute: Compute) -> jnp.dtype:
-    """The dtype that `grpojax.programs.sampler_config.SamplerConfig.cache_dtype` stands for.
+def format_of_cache(cache_dtype: str, compute: Compute) -> CacheFormat:
+    """How keys and values are stored by `grpojax.programs.sampler_config.SamplerConfig.cache_dtype`.
 
     Raises:
-      UserError: eight bits on a GPU.
+      UserError: another format than floats on a GPU, or one that no extension brings.
 
     Example:
-      >>> dtype_of("compute", Compute(dtype="bfloat16")), dtype_of("int8", Compute(platform="tpu"))
-      (dtype(bfloat16), dtype('int8'))
+      >>> format_of_cache("compute", Compute(dtype="bfloat16"))
+      Floats(dtype=dtype(bfloat16))
     """
-    if cache_dtype == "int8" and compute.on_gpu:
+    if cache_dtype in FLOATS:
+        return Floats(jnp.dtype(compute.dtype if cache_dtype == "compute" else cache_dtype))
+    if compute.on_gpu:
         raise UserError(
-            "cache_dtype=int8: the kernels that read keys and values on a GPU take floats; set "
-            "rollout.cache_dtype=compute (rollout.weights=int8 works there)"
+            f"cache_dtype={cache_dtype}: the kernels that read keys and values on a GPU take floats; set "
+            f"rollout.cache_dtype=compute (rollout.weights={cache_dtype} works there)"
         )
-    return jnp.dtype(compute.dtype if cache_dtype == "compute" else cache_dtype)
+    return format_of(cache_dtype, "rollout.cache_dtype").cache
 
 
 def per_layer(stacked: Any, unroll: bool) -> Any:
@@ -206,7 +209,7 @@ class Cache(abc.ABC):
         return ring
 
     @abc.abstractmethod
-    def empty(self, c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any) -> tuple[Any, Any]:
+    def empty(self, c: DecoderConfig, rows: int, slots: int, ring: Ring, form: CacheFormat) -> tuple[Any, Any]:
         """Keys and values of all layers and slots, all 0."""
 
     @abc.abstractmethod
@@ -216,7 +219,7 @@ class Cache(abc.ABC):
         Args:
           caches: keys and values of the layer, or of all layers.
           layer: number of the layer in ``caches``; None if these are its own.
-          k, v: as they are stored (`grpojax.models.quantised.stored`).
+          k, v: as they are stored (`grpojax.models.number_formats.CacheFormat`).
           position: of the ring.
           writes: ``[R, S]`` bool, the slots that are written; None for all.
 
@@ -229,7 +232,7 @@ class Cache(abc.ABC):
         self,
         q: Array,
         cached: Cached,
-        prompt: Sequence[quantised.Stored],
+        prompt: Sequence[Kept],
         prompt_mask: Array,
         seen: "Seen",
         logits: Logits,
@@ -264,7 +267,7 @@ class Cache(abc.ABC):
         self,
         q: Array,
         cached: Cached,
-        prompt: Sequence[quantised.Stored],
+        prompt: Sequence[Kept],
         prompt_mask: Array,
         seen: "Seen",
         logits: Logits | None = None,
@@ -321,7 +324,7 @@ class Cache(abc.ABC):
         self,
         c: DecoderConfig,
         ring: Ring,
-        dtype: Any,
+        form: CacheFormat,
         rows: int,
         held: tuple[int, ...],
         axes: tuple[Any, ...],
@@ -331,19 +334,18 @@ class Cache(abc.ABC):
         """Keys or values ``[layers, blocks, R, *held, ...]``, all 0; ``axes`` are the logical axes of ``held``."""
         blocks, width = self.blocks(ring)
 
-        def zeros(*last, dtype=dtype):
+        def zeros(*last, dtype):
             x = jnp.zeros((len(c.attending), blocks, rows, *held, *last), dtype)
             return constrain(x, self.compute.mesh, None, None, "shard", *axes, *(None,) * len(last))
 
-        x = zeros(*((c.head_dim, width) if across else (width, c.head_dim)))
-        return quantised.Int8(x, zeros(width, dtype=quantised.CACHE_SCALE)) if dtype == jnp.int8 else x
+        return form.zeros(zeros, (c.head_dim, width) if across else (width, c.head_dim), width)
 
     def heads(self, c: DecoderConfig) -> int:
         """Heads of keys and values on the mesh."""
         return kv_heads.on_mesh(c, self.compute.mesh)
 
     def insert(
-        self, samples: "ReadSamples", caches: Sequence[Any], slots: int, ring: Ring, dtype: Any
+        self, samples: "ReadSamples", caches: Sequence[Any], slots: int, ring: Ring, form: CacheFormat
     ) -> tuple[Any, Any]:
         """Puts the tokens of partial samples into empty caches, for a loop that begins at position 0.
 
@@ -354,7 +356,7 @@ class Cache(abc.ABC):
           samples: the samples.
           caches: keys and values (`empty`).
           slots: number of slots of a row.
-          ring, dtype: ring and dtype of the caches.
+          ring, form: ring and format of the caches.
         """
         blocks, width = self.blocks(ring)
 
@@ -366,7 +368,7 @@ class Cache(abc.ABC):
                 x = jnp.where((at >= 0)[:, None, None], x, jnp.zeros((), x.dtype))
                 order = (0, 1, 3, 4, 2) if across else (0, 1, 3, 2, 4)
                 x = x.reshape(x.shape[0], blocks, width, *x.shape[2:]).transpose(order)
-                return quantised.stored(x, dtype, -2 if across else -1)
+                return form.stored(x, -2 if across else -1)
 
             def put(i: Scalar, caches: tuple[Any, Any]) -> tuple[Any, Any]:
                 into = functools.partial(self.place, *jnp.divmod(samples.slots[i], slots))
@@ -473,15 +475,15 @@ def _writer(caches: Sequence[Any], put: Put, listed: bool) -> tuple[Callable[...
 LOWEST = -1e30  # the score of a prompt's token out of the window; not -inf, since a slot may see none of its prompt
 
 
-def scores_of_prompt(q: Array, keys: quantised.Stored, prompt_mask: Array, seen: Seen, cap: float) -> Array:
+def scores_of_prompt(q: Array, keys: Kept, prompt_mask: Array, seen: Seen, cap: float) -> Array:
     """Scores ``[R, Hkv, S * r, L]`` of the queries ``[R, S, Hkv, r, d]`` of slots with their prompt's tokens."""
     p, g, k, r, d = q.shape
-    scores = capped(quantised.scores(q.swapaxes(1, 2).reshape(p, k, g * r, d), keys), cap)
-    scores = jnp.where(prompt_mask[:, None, None], scores, -jnp.inf)
+    found = capped(scores(q.swapaxes(1, 2).reshape(p, k, g * r, d), keys), cap)
+    found = jnp.where(prompt_mask[:, None, None], found, -jnp.inf)
     if seen.oldest is not None:
-        inside = jnp.arange(scores.shape[-1]) >= jnp.repeat(seen.oldest, r, 1)[:, None, :, None]
-        scores = jnp.where(inside, scores, LOWEST)
-    return scores
+        inside = jnp.arange(found.shape[-1]) >= jnp.repeat(seen.oldest, r, 1)[:, None, :, None]
+        found = jnp.where(inside, found, LOWEST)
+    return found
 
 
 def with_sinks(top: Array, total: Array, sinks: Array) -> tuple[Array, Array, Array]:
@@ -492,20 +494,15 @@ def with_sinks(top: Array, total: Array, sinks: Array) -> tuple[Array, Array, Ar
     return highest, total * kept + jnp.exp(sinks - highest), kept
 
 
-def of_prompt(scores: Array, values: quantised.Stored, dtype: DTypeLike) -> tuple[Array, Array, Array]:
-    """The highest score, the sum of ``exp(score - highest)``, and the sum of the values with these weights;
+def of_prompt(found: Array, values: Kept, dtype: DTypeLike) -> tuple[Array, Array, Array]:
+    """The highest of the scores ``found``, the sum of ``exp(score - highest)``, and that of the values so weighed;
     ``[R, Hkv, S * r, 1 or d]``."""
-    top = scores.max(-1, keepdims=True)
-    w = jnp.exp(scores - top)
-    return top, w.sum(-1, keepdims=True), quantised.mixed(w, values, dtype)
+    top = found.max(-1, keepdims=True)
+    w = jnp.exp(found - top)
+    return top, w.sum(-1, keepdims=True), mixed(w, values, dtype)
 
 
 def by_slot(x: Array, like: Array) -> Array:
     """``[R, Hkv, S * r, n]`` as ``[R, S, Hkv, r, n]``."""
     p, g, k, r, _ = like.shape
     return x.reshape(p, k, g, r, -1).swapaxes(1, 2)
-
-
-def token_axes(new: quantised.Stored, axis: int) -> Any:
-    """The axis of the tokens in a cache: ``axis``, and for scales the last axis."""
-    return quantised.Int8(axis, -1) if isinstance(new, quantised.Int8) else axis

@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from grpojax.models import quantised
+from grpojax.models import number_formats
 from grpojax.models.attention import Logits, capped
 from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.number_formats import CacheFormat, Kept
 from grpojax.programs.kv_cache import (
     Cache,
     Cached,
@@ -22,7 +23,6 @@ from grpojax.programs.kv_cache import (
     by_slot,
     per_layer,
     scores_of_prompt,
-    token_axes,
 )
 from grpojax.types import Array, Scalar
 
@@ -32,10 +32,10 @@ class Listed(Cache):
 
     listed = True
 
-    def empty(self, c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any) -> tuple[Any, Any]:
+    def empty(self, c: DecoderConfig, rows: int, slots: int, ring: Ring, form: CacheFormat) -> tuple[Any, Any]:
         """As of `Cache`."""
         held = (slots, self.heads(c)), (None, "kv_heads")
-        keys, values = (self.apart(self.zeros(c, ring, dtype, rows, *held, across=across)) for across in self.across)
+        keys, values = (self.apart(self.zeros(c, ring, form, rows, *held, across=across)) for across in self.across)
         return keys, values
 
     def write(self, caches: Any, layer: Any, k: Any, v: Any, position: Scalar, writes: Array | None) -> Any:
@@ -68,7 +68,7 @@ class CpuCache(Listed):
         self,
         q: Array,
         cached: Cached,
-        prompt: Sequence[quantised.Stored],
+        prompt: Sequence[Kept],
         prompt_mask: Array,
         seen: Seen,
         logits: Logits,
@@ -76,13 +76,13 @@ class CpuCache(Listed):
         """As of `Cache`, with all scores at once; the scores of blocks that are not live are not computed."""
         s_prompt = scores_of_prompt(q, prompt[0], prompt_mask, seen, logits.cap)
         p, g, k, r, d = q.shape
-        mixed = functools.partial(quantised.mixed, dtype=q.dtype)
+        mixed = functools.partial(number_formats.mixed, dtype=q.dtype)
 
         def there(x):
             return x.swapaxes(1, 2).reshape(p, k, g * r, -1)
 
         width, live = seen.mask.shape[-1] // len(cached.keys), seen.live
-        s_cache = _products(quantised.scores, [q] * len(cached.keys), cached.keys, live, width)
+        s_cache = _products(number_formats.scores, [q] * len(cached.keys), cached.keys, live, width)
         s_cache = s_cache[0] if len(s_cache) == 1 else jnp.concatenate(s_cache, -1)
         s_cache = jnp.where(seen.mask[:, :, None, None], capped(s_cache, logits.cap), -jnp.inf)
         top = jnp.maximum(by_slot(s_prompt.max(-1, keepdims=True), q), s_cache.max(-1, keepdims=True))
@@ -121,7 +121,7 @@ def _put(
 
     out = []
     for blocks, new, axis in zip(caches, kv, axes, strict=True):
-        width, along = jax.tree.leaves(blocks)[0].shape[axis], token_axes(new, axis)
+        width, along = jax.tree.leaves(blocks)[0].shape[axis], number_formats.token_axes(new, axis)
         starts = [None] if len(blocks) == 1 else [j * width for j in range(len(blocks))]
         each = zip(blocks, starts, strict=True)
         out.append(tuple(jax.tree.map(functools.partial(put, start=start), a, new, along) for a, start in each))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from grpojax.models import quantised
 from grpojax.models.attention import Logits
+from grpojax.models.number_formats import Kept
 from grpojax.programs import decode_attention_gpu
 from grpojax.programs.kv_cache import Cached, Ring, Seen, with_sinks
 from grpojax.programs.kv_cache_cpu import Listed
@@ -28,7 +28,7 @@ class GpuCache(Listed):
         self,
         q: Array,
         cached: Cached,
-        prompt: Sequence[quantised.Stored],
+        prompt: Sequence[Kept],
         prompt_mask: Array,
         seen: Seen,
         logits: Logits,

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh
 
-from grpojax.models import quantised
+from grpojax.models import number_formats
 from grpojax.models.attention import Logits, capped
 from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.number_formats import CacheFormat, Kept
 from grpojax.programs.kv_cache import (
     LOOP,
     Cache,
@@ -26,7 +27,6 @@ from grpojax.programs.kv_cache import (
     by_slot,
     of_prompt,
     scores_of_prompt,
-    token_axes,
     with_sinks,
 )
 from grpojax.sharding import TRAIN, spec
@@ -38,10 +38,10 @@ class TpuCache(Cache):
 
     listed = False
 
-    def empty(self, c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any) -> tuple[Any, Any]:
+    def empty(self, c: DecoderConfig, rows: int, slots: int, ring: Ring, form: CacheFormat) -> tuple[Any, Any]:
         """As of `Cache`."""
         held = (self.heads(c) * slots,), ("kv_heads",)
-        keys, values = (self.zeros(c, ring, dtype, rows, *held, across=across) for across in self.across)
+        keys, values = (self.zeros(c, ring, form, rows, *held, across=across) for across in self.across)
         return keys, values
 
     def write(self, caches: Any, layer: Any, k: Any, v: Any, position: Scalar, writes: Array | None) -> Any:
@@ -52,7 +52,7 @@ class TpuCache(Cache):
         self,
         q: Array,
         cached: Cached,
-        prompt: Sequence[quantised.Stored],
+        prompt: Sequence[Kept],
         prompt_mask: Array,
         seen: Seen,
         logits: Logits,
@@ -69,16 +69,16 @@ class TpuCache(Cache):
                 x = _as_written(x, axis, self.compute.mesh) if x.ndim == 4 else x
                 return x.reshape(len(x), q.shape[2], q.shape[1], *x.shape[2:]).swapaxes(1, 2)
 
-            return jax.tree.map(of, cache, token_axes(cache, axis))
+            return jax.tree.map(of, cache, number_formats.token_axes(cache, axis))
 
         def add(n, so_far):
             (top, total, out), j = so_far, which[n]
-            scores = capped(quantised.scores(q, block(cached.keys, j, -1)), logits.cap)
+            scores = capped(number_formats.scores(q, block(cached.keys, j, -1)), logits.cap)
             mine = jax.lax.dynamic_index_in_dim(mask, j, 2, keepdims=False)
             scores = jnp.where(mine[:, :, None, None], scores, -jnp.inf)
             highest = jnp.maximum(top, scores.max(-1, keepdims=True))
             w, kept = jnp.exp(scores - highest), jnp.exp(top - highest)
-            more = quantised.mixed(w, block(cached.values, j, -2), q.dtype)
+            more = number_formats.mixed(w, block(cached.values, j, -2), q.dtype)
             return highest, kept * total + w.sum(-1, keepdims=True), kept * out + more
 
         top, total, out = (by_slot(x, q) for x in of_prompt(s_prompt, prompt[1], q.dtype))
@@ -139,7 +139,8 @@ def _put(caches: Sequence[Any], k: Any, v: Any, position: Scalar, layer: Scalar,
         return jax.lax.dynamic_update_slice(array, new, at)
 
     return [
-        jax.tree.map(put, c, new, token_axes(new, axis)) for c, new, axis in zip(caches, (k, v), (-1, -2), strict=True)
+        jax.tree.map(put, c, new, number_formats.token_axes(new, axis))
+        for c, new, axis in zip(caches, (k, v), (-1, -2), strict=True)
     ]
 
 

@@ -27,12 +27,13 @@ from jax.sharding import Mesh
 from grpojax.device import SHARD, Program, cut
 from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
-from grpojax.models import matrix, quantised
+from grpojax.models import matrix
 from grpojax.models.attention import FAR
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.layers import Difference, Layer, differences, final_norm, rope_tables, tables_of_layer
+from grpojax.models.number_formats import CacheFormat
 from grpojax.models.weight_table import DECODER, by_layer, leaf_name
 from grpojax.programs import kv_cache, slot_states
 from grpojax.programs.sampler_config import SamplerConfig
@@ -229,9 +230,9 @@ class DecodeConstants:
         return kv_cache.of(self.compute)
 
     @property
-    def cache_dtype(self) -> jnp.dtype:
-        """The dtype that keys and values are stored in."""
-        return kv_cache.dtype_of(self.config.cache_dtype, self.compute)
+    def cache_format(self) -> CacheFormat:
+        """How keys and values are stored."""
+        return kv_cache.format_of_cache(self.config.cache_dtype, self.compute)
 
 
 def prefill(
@@ -242,10 +243,10 @@ def prefill(
     if config.router_replay and mlp is None:
         raise UserError("router_replay=true: the model has no experts to choose; set it to false")
     n_prompts, unroll = len(prompts.lengths), kv_cache.of(compute).listed or not model.config.uniform
-    dtype, eos = kv_cache.dtype_of(config.cache_dtype, compute), jnp.asarray(eos_ids, jnp.int32)
+    form, eos = kv_cache.format_of_cache(config.cache_dtype, compute), jnp.asarray(eos_ids, jnp.int32)
 
     def stored(x, axes):
-        return quantised.stored(x[:, :, 0].transpose(axes), dtype, axes.index(4))
+        return form.stored(x[:, :, 0].transpose(axes), axes.index(4))
 
     with jax.named_scope("prefill"):
         tokens, lengths = prompts.tokens[:, None], prompts.lengths[:, None]
@@ -402,7 +403,7 @@ def _all_waiting(constants: DecodeConstants, out: Rollout) -> DecodeState:
         active=nothing > 0,
     )
     keys, values = constants.cache.empty(
-        constants.model.config, n_prompts, slots, constants.ring, constants.cache_dtype
+        constants.model.config, n_prompts, slots, constants.ring, constants.cache_format
     )
     mixer, longest = constants.model.config.mixer, _longest(constants, free)
     states = slot_states.in_slots(mixer, constants.prompt_states, slots, constants.compute)
@@ -418,7 +419,7 @@ def decode(constants: DecodeConstants, state: DecodeState) -> DecodeState:
 def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
     """Fills the free slots, then draws the next token of every slot."""
     config, compute, model, known = constants.config, constants.compute, constants.model, constants.known
-    c, dtype, cache = model.config, constants.cache_dtype, constants.cache
+    c, form, cache = model.config, constants.cache_format, constants.cache
     slots = _per_shard(_refill, compute.mesh)(known, s.slots)
 
     ring, position = constants.ring, s.step % constants.ring.size
@@ -442,7 +443,7 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
 
     def attends(layer, x, prompt, differs, write):
         def attend(q, k, v, logits):
-            cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
+            cached = write(form.stored(k), form.stored(v))
             grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
             o = cache.attend(grouped, cached, prompt, prompt_mask, within(differs), logits)
             return o.astype(x.dtype), None
@@ -562,16 +563,16 @@ def _per_shard(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
 def _going_on(constants: DecodeConstants, prompts: Prompts, partial: Rollout, out: Rollout) -> DecodeState:
     """The first state of a rollout that continues ``partial``: every sample is in its slot, and unfinished samples keep
     their tokens. ``out`` holds the first tokens that prefill drew for all samples as if all were new."""
-    compute, ring, dtype = constants.compute, constants.ring, constants.cache_dtype
+    compute, ring, form = constants.compute, constants.ring, constants.cache_format
 
     def older(old: Array, new: Array) -> Array:
         return jnp.where((partial.lengths > 0).reshape(*partial.lengths.shape, *(1,) * (new.ndim - 2)), old, new)
 
     out = jax.tree.map(older, partial, out)
     rows, slots = out.lengths.shape
-    caches = constants.cache.empty(constants.model.config, rows, slots, ring, dtype)
+    caches = constants.cache.empty(constants.model.config, rows, slots, ring, form)
     read, states = _read_partial(constants.model, prompts, partial, constants.left or 0, compute)
-    caches = constants.cache.insert(read, caches, slots, ring, dtype)
+    caches = constants.cache.insert(read, caches, slots, ring, form)
     mixer = constants.model.config.mixer
     empty = slot_states.in_slots(mixer, constants.prompt_states, slots, compute)
     states = slot_states.inserted(mixer, empty, states, read.slots, read.used, compute)

@@ -1,7 +1,7 @@
 """What a sampler draws: settings only. A recipe is read without the sampler itself."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, cast
 
 from grpojax.host.errors import UserError, require
 
@@ -46,7 +46,7 @@ class SamplerConfig(DrawConfig):
       decode_slots: samples of one prompt that are decoded at a time; 0 decodes all of them at once. Fewer slots than
         samples are faster when lengths differ much, because a slot is reused as soon as its sample ends.
       cache_dtype: dtype of the keys and values that decode steps read. "int8" stores a bfloat16 scale for each token
-        and head (`grpojax.models.quantised`). Prefill attends to a prompt's keys and values before they are rounded.
+        and head. Prefill attends to a prompt's keys and values before they are rounded.
       router_replay: keep the experts that the routers of a mixture choose for each token, so that scores and updates
         choose the same. This takes layers x experts a token bytes for each token.
     """
@@ -62,3 +62,14 @@ class SamplerConfig(DrawConfig):
         require(self, group="[1, inf)", max_tokens="[1, inf)")
         if not 0 <= self.decode_slots <= self.group:
             raise UserError(f"decode_slots={self.decode_slots!r}: must be between 0 (all) and group={self.group}")
+
+
+def unrounded(cache_dtype: str) -> Literal["compute", "float32", "bfloat16"]:
+    """``cache_dtype``, or "compute" if it is no float. For completions that must come from the policy itself, such as
+    those of held-out problems.
+
+    Example:
+      >>> unrounded("int8"), unrounded("bfloat16")
+      ('compute', 'bfloat16')
+    """
+    return cast(Literal["float32", "bfloat16"], cache_dtype) if cache_dtype in ("float32", "bfloat16") else "compute"

@@ -5,7 +5,7 @@ One description of a network (`Network`) serves init, restore, sharding and ahea
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from grpojax.models import decoder as dec
 from grpojax.models import kv_heads, matrix
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.quantised import Int8Matrix
+from grpojax.models.number_formats import Format, format_of
 from grpojax.models.weight import WeightTable
 from grpojax.models.weight_table import DECODER, axes_of, check_mesh, leaf_name, multiplies, shardings
 from grpojax.programs.update import Loss, ReadPrompts
@@ -119,7 +119,7 @@ def init_state(
 def make_reshard(
     config: DecoderConfig,
     compute: Compute,
-    weights: Literal["compute", "int8"] = "compute",
+    weights: str = "compute",
     *,
     adapted: bool = False,
 ) -> Program | None:
@@ -128,9 +128,9 @@ def make_reshard(
     It runs once for each rollout; decoding then moves no weight between devices. On one device in float32 there is
     nothing to do: None.
 
-    With ``weights="int8"`` every weight that multiplies becomes a `grpojax.models.quantised.Int8Matrix`, also the
-    embeddings and the output projection. This happens before the gather, so that the wire carries one byte for each
-    weight. Norms and biases are cast.
+    With another format as ``weights``, such as "int8", every weight that multiplies becomes a
+    `grpojax.models.matrix.Matrix` in that format, also the embeddings and the output projection. This happens before
+    the gather, so that the wire carries fewer bytes for each weight. Norms and biases are cast.
 
     With ``adapted`` some weights are a `grpojax.models.matrix.Matrix`, which is merged here, in float32.
     """
@@ -143,24 +143,28 @@ def make_reshard(
             w = kv_heads.repeated(w, config, mesh)
         return sharding.constrain(w, mesh, *axes, rules=sharding.ROLLOUT)
 
-    def eight_bits(w: Any, axes: tuple[str, ...], summed: int) -> Any:
-        made = Int8Matrix.of(w, summed)
-        values = sharding.constrain(made.values, mesh, *axes)  # cut like the weight, so each device quantises its part
-        return dataclasses.replace(made, values=values).map(lambda x, of, _: gathered(x, *of), axes, None)
+    form = None if weights == "compute" else format_of(weights, "rollout.weights")
+
+    def rounded(form: Format, w: Any, axes: tuple[str, ...], summed: int) -> Any:
+        # Cut like the weight, so that each device rounds its part.
+        made = form.matrix(w, summed, lambda values: sharding.constrain(values, mesh, *axes))
+        return made.map(lambda x, of, _: gathered(x, *of), axes, None)
 
     def place(path: Any, x: Any) -> Any:
         axes, weight = axes_of(path, x), DECODER[leaf_name(path)]
-        eight = weights == "int8" and multiplies(path, x) and not weight.exact
+        own = form if multiplies(path, x) and not weight.exact else None
 
         def cast(w: Any) -> Any:
             return w if weight.exact else w.astype(dtype)
 
         if axes[0] != "layers":
-            return eight_bits(x, axes, weight.summed) if eight else gathered(cast(x), *axes)
+            return gathered(cast(x), *axes) if own is None else rounded(own, x, axes, weight.summed)
 
         def whole(w: Any) -> Any:
             w = matrix.merged(w)
-            return eight_bits(w, axes[1:], weight.summed - 1) if eight else gathered(cast(w), *axes[1:])
+            if own is None:
+                return gathered(cast(w), *axes[1:])
+            return rounded(own, w, axes[1:], weight.summed - 1)
 
         # One layer after the other: gathering all at once needs temporaries of the size of all weights.
         return jax.lax.map(whole, x) if mesh is not None else jax.vmap(whole)(x)

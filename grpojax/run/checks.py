@@ -83,7 +83,7 @@ def variant_source(config: Config) -> None:
 
 def cache(config: Config, policy: Policy) -> None:
     """Raises `UserError` if the devices that sample cannot read such keys and values."""
-    kv_cache.dtype_of(config.rollout.cache_dtype, policy.sampling.compute)
+    kv_cache.format_of_cache(config.rollout.cache_dtype, policy.sampling.compute)
 
 
 def positions(

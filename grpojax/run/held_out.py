@@ -11,9 +11,9 @@ from typing import Any
 from grpojax import data, evaluation
 from grpojax.host import files, processes
 from grpojax.host.console import log
-from grpojax.models import quantised
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy
+from grpojax.programs.sampler_config import unrounded
 from grpojax.records import evaluations
 from grpojax.rewards import Rewards
 from grpojax.run import recorder
@@ -177,5 +177,5 @@ def config_of(config: Config) -> evaluation.EvalConfig:
         temperature=config.train.eval_temperature,
         limit=config.train.eval_limit,
         max_tokens=config.rollout.max_tokens,
-        cache_dtype=quantised.exact(config.rollout.cache_dtype),
+        cache_dtype=unrounded(config.rollout.cache_dtype),
     )

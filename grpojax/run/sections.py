@@ -50,7 +50,7 @@ class RolloutConfig(SamplerConfig):
     Attributes:
       prompts: prompts of a step, P, over all devices.
       weights: weights that draw the samples: "compute" uses the policy's weights in ``model.dtype``, "int8" rounds the
-        matrices to eight bits (`grpojax.models.quantised`). ``cache_dtype: int8`` does the same with keys and values.
+        matrices to eight bits. ``cache_dtype: int8`` does the same with keys and values.
         Then the samples do not come from the policy that learns, and the objective must correct for it: set
         ``variant.importance`` or ``variant.ratio_denominator: sampler``, or else ``uncorrected``. Evaluations use the
         policy's own weights, and greedy completions use no eight-bit cache.

@@ -115,8 +115,8 @@ def test_pages_can_be_read_on_github(page):
 
 def test_tables_of_functions_are_those_of_the_code():
     made = generated()
-    for page in made.WITH_TABLES:
-        assert made.with_tables(PAGES[f"docs/{page}"]) == PAGES[f"docs/{page}"], "run python docs/generate.py"
+    for page in made.WRITTEN:
+        assert made.written(PAGES[f"docs/{page}"]) == PAGES[f"docs/{page}"], "run python docs/generate.py"
 
 
 def test_the_settings_that_exclude_each_other_are_those_of_the_tables():

@@ -1,6 +1,7 @@
 """Every form of a weight multiplies as the array that it merges to, and a forward takes any form."""
 
 import dataclasses
+import functools
 
 import flat_batches
 import jax
@@ -9,12 +10,12 @@ import matrix_forms
 import numpy as np
 import pytest
 from matrix_forms import random
-from plain_decoder import FAMILIES, learning_batch, random_decoder, some_prompts, there
+from plain_decoder import FAMILIES, FORMATS, learning_batch, random_decoder, some_prompts, there
 
 from grpojax.models import Compute, matrix
 from grpojax.models import decoder as dec
 from grpojax.models.matrix import Matrix, Transposed
-from grpojax.models.quantised import Int8Matrix
+from grpojax.models.number_formats import format_of
 from grpojax.programs.sampler import sample_groups
 from grpojax.programs.sampler_config import SamplerConfig
 
@@ -39,7 +40,13 @@ class Doubled(Matrix):
         return Doubled(f(self.half, axes, dtype))
 
 
-FORMS = {"int8": lambda w: Int8Matrix.of(w, -2), "of a stranger": lambda w: Doubled(w / 2)}
+def in_format(word, w, summed):
+    return format_of(word, "").matrix(w, summed, lambda values: values)
+
+
+FORMS = {word: functools.partial(in_format, word, summed=-2) for word in FORMATS[1:]}
+FORMS["of a stranger"] = lambda w: Doubled(w / 2)
+TABLES = [functools.partial(in_format, word, summed=1) for word in FORMATS[1:]]
 
 
 @pytest.mark.parametrize("form", [*FORMS, "transposed"])
@@ -52,7 +59,7 @@ def test_several_weights_at_once(form):
     matrix_forms.check_stacked(FORMS[form](random(4, 12, 7)))
 
 
-@pytest.mark.parametrize("form", [lambda w: w, lambda w: Int8Matrix.of(w, 1), lambda w: Doubled(w / 2)])
+@pytest.mark.parametrize("form", [lambda w: w, *TABLES, lambda w: Doubled(w / 2)])
 def test_a_table(form):
     made, x, ids = form(random(9, 12)), random(2, 3, 12, seed=3), jnp.array([[8, 0], [3, 3]])
     whole = matrix.merged(made)

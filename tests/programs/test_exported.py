@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from exported import MOVES, TRITON, decode_loop, factors, finer, made, stablehlo
-from plain_decoder import BASE, ragged_batch, random_decoder, with_tokens
+from plain_decoder import BASE, FORMATS, ragged_batch, random_decoder, with_tokens
 
 from grpojax import losses
 from grpojax.models import Compute, decoder
@@ -86,7 +86,7 @@ def test_a_bfloat16_rollout_multiplies_nothing_in_float32_and_copies_nothing_eac
     assert loop.count("optimization_barrier") == 3 * WIDE.num_layers  # before k, v and up: multiplied one by one
 
 
-@pytest.mark.parametrize("weights", ["compute", "int8"])
+@pytest.mark.parametrize("weights", FORMATS)
 def test_a_rollouts_weights_are_each_made_once(weights):
     """On one GPU: of all layers at a time, by a cast, or by rounding to eight bits; nothing is moved beside that."""
     compute = Compute(dtype="bfloat16", attention="xla", platform="gpu")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_decoder import BASE, ragged_batch, random_decoder
+from plain_decoder import BASE, FORMATS, ragged_batch, random_decoder
 from rollout_weights import for_rollouts
 
 from grpojax import sharding
@@ -64,7 +64,7 @@ def test_scores_and_gradients_are_those_of_one_device(tensor):
 
 @pytest.mark.in_ci("8-compute")
 @pytest.mark.slow
-@pytest.mark.parametrize(("tensor", "weights"), [(4, "compute"), (8, "compute"), (8, "int8")])
+@pytest.mark.parametrize(("tensor", "weights"), [(4, "compute"), *((8, form) for form in FORMATS)])
 def test_samples_are_those_of_one_device(tensor, weights):
     mesh, graph, params, placed = placed_on(tensor)
     batch = ragged_batch(np.random.default_rng(1), p=4, vocab=56)

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from flat_batches import Flat
 from flax import nnx
-from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts, there
+from plain_decoder import BASE, FAMILIES, FORMATS, random_decoder, some_prompts, there
 from short_blocks import blocks_of
 
 from grpojax import sharding
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, quantised, score
+from grpojax.models import Compute, score
+from grpojax.models.number_formats import Floats
 from grpojax.models.weight_table import shardings
 from grpojax.programs import kv_cache, sampler, state
 from grpojax.programs.kv_cache import Ring
@@ -123,23 +124,25 @@ def test_log_probs_of_what_went_on_are_the_trainers(decoder):
     assert np.abs(logps - out.logps)[mask].max() < 1e-4
 
 
+@pytest.mark.parametrize("cache_dtype", FORMATS[1:])
 @pytest.mark.parametrize("compute", [Compute(), TPU], ids=["cpu", "tpu"])
-def test_in_eight_bits_they_are_rounded_as_they_are_put(decoder, compute):
+def test_in_fewer_bits_they_are_rounded_as_they_are_put(decoder, compute, cache_dtype):
     prompts, ring = some_prompts(), Ring(6, 4)
     (before, _), *_ = list(rollouts(decoder, prompts, CONFIG, 2, 10))[1:]
 
     @functools.partial(jax.jit, static_argnums=0)
-    def placed(dtype):
+    def placed(form):
         model = nnx.merge(*decoder)
         read, _ = sampler._read_partial(model, *jax.tree.map(jnp.asarray, (prompts, before)), 10, compute)
         cache = kv_cache.of(compute)
-        empty = cache.empty(model.config, len(prompts.lengths), 5, ring, jnp.dtype(dtype))
-        return cache.insert(read, empty, 5, ring, jnp.dtype(dtype))
+        empty = cache.empty(model.config, len(prompts.lengths), 5, ring, form)
+        return cache.insert(read, empty, 5, ring, form)
 
-    exact, rounded = placed("float32"), placed("int8")
+    form = kv_cache.format_of_cache(cache_dtype, compute)
+    exact, rounded = placed(Floats("float32")), placed(form)
     assert all(np.asarray(x).any() for x in exact[0][:1])
     for kind, axis in ((0, -2), (1, -1)):
-        of = jax.tree.map(lambda x, axis=axis: quantised.stored(x, jnp.dtype("int8"), axis), exact[kind])
+        of = jax.tree.map(lambda x, axis=axis: form.stored(x, axis), exact[kind])
         jax.tree.map(np.testing.assert_array_equal, of, rounded[kind])
 
 

@@ -272,31 +272,6 @@ def test_one_token_and_one_sample(decoder):
     assert out.tokens.shape == (3, 1, 1) and (out.lengths == 1).all()
 
 
-@pytest.mark.in_ci("sizes1")
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [None, (2, 2, 2)])
-def test_eight_bits_draw_what_the_rounded_weights_draw(sizes):
-    """The sampler's own log-probs are those of the rounded policy, and not those of the policy that learns."""
-    config = dataclasses.replace(BASE, vocab_size=56)
-    graph, params = random_decoder(config)
-    prompts = some_prompts(8)
-    mesh = sizes and sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
-    compute = Compute(mesh=mesh)
-    eight = state.make_reshard(config, Compute(), "int8")(params)
-
-    def whole(x):
-        return x.values.astype(jnp.float32) * jnp.expand_dims(x.scale, 1) if hasattr(x, "scale") else x
-
-    rounded = jax.tree.map(whole, eight, is_leaf=lambda x: hasattr(x, "scale"))
-    want = run((graph, rounded), prompts, CONFIG)
-    placed = params if mesh is None else jax.device_put(params, shardings(params, mesh))
-    got = run((graph, state.make_reshard(config, compute, "int8")(placed)), prompts, CONFIG, compute=compute)
-    np.testing.assert_array_equal(got.tokens, want.tokens)
-    np.testing.assert_allclose(got.logps, want.logps, atol=2e-5)
-    plain = run((graph, params), prompts, CONFIG)
-    assert np.abs(plain.logps[:, :, 0] - got.logps[:, :, 0]).max() > 1e-4
-
-
 # ---------------------------------------------------------------------------- which sample each slot draws
 
 MOST = 29

@@ -12,7 +12,7 @@ import quick_xla
 import unused_rows
 from flat_batches import Flat
 from flax import nnx
-from plain_decoder import ragged_batch, random_decoder, some_prompts
+from plain_decoder import FORMATS, ragged_batch, random_decoder, some_prompts
 from unused_rows import PADDED, TOKENS
 
 from grpojax import sharding
@@ -196,9 +196,10 @@ def test_a_mesh_samples_and_scores_alike(models):
     check_samples(models, out, *scored((graph, placed), out, compute, shards=2))
 
 
-def test_logits_of_eight_bits_are_masked_too(models):
+@pytest.mark.parametrize("weights", FORMATS[1:])
+def test_logits_of_rounded_weights_are_masked_too(models, weights):
     graph, params = models[0]
-    model = nnx.merge(graph, state.make_reshard(PADDED, Compute(), "int8")(params))
+    model = nnx.merge(graph, state.make_reshard(PADDED, Compute(), weights)(params))
     logits = decoder.logits(model, jnp.ones((2, 1, PADDED.hidden_size)), Compute())
     assert (logits[..., TOKENS:] == -1e30).all() and np.abs(logits[..., :TOKENS]).max() < 100
 

@@ -21,7 +21,7 @@ from grpojax.models import matrix
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.matrix import Kernel, Matrix, OfArray, Precision, Times
-from grpojax.models.quantised import Int8Matrix
+from grpojax.models.number_formats import FLOATS, format_of
 from grpojax.models.weight import Initialiser, Weight, WeightTable, ones, zeros
 from grpojax.models.weight_table import DECODER, layers_with, leaf_name, shardings, sizes
 from grpojax.types import Array
@@ -164,19 +164,23 @@ FACTORS: WeightTable = _table()
 
 def on_base(params: Any, config: AdapterConfig) -> Any:
     """A decoder's weights as the frozen base: every linear layer becomes an `Adapted` without factors."""
-    eight = config.base == "int8"
+    rounds = None if config.base in FLOATS else _rounding(config.base)
 
     def place(path: Any, x: Any) -> Any:
         if (name := leaf_name(path)) not in LINEAR:
             return x
-        rounded = eight and not DECODER[name].exact
-        return Adapted(base=_eight_bits(x) if rounded else x, factors=None, scale=config.scale)
+        stays = rounds is None or DECODER[name].exact
+        return Adapted(base=x if stays else rounds(x), factors=None, scale=config.scale)
 
     return jax.tree_util.tree_map_with_path(place, params)
 
 
-# One layer after the other: all layers in float32 would take twice the memory of the weights.
-_eight_bits = Program("", lambda x: jax.lax.map(lambda w: Int8Matrix.of(w, -2), x))
+@functools.cache
+def _rounding(base: str) -> Program:
+    """Rounds the weights of all layers to a format, one layer after the other: all of them in float32 would take twice
+    the memory of the weights."""
+    form = format_of(base, "model.adapter.base")
+    return Program("", lambda x: jax.lax.map(lambda w: form.matrix(w, -2, lambda values: values), x))
 
 
 def factors_of(params: Any) -> dict[str, Array]:

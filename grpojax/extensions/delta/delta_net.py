@@ -23,8 +23,8 @@ import numpy as np
 
 from grpojax.host.errors import UserError
 from grpojax.models import attention as att
-from grpojax.models.layer_kinds import Mixer
-from grpojax.models.layers import Layer, rms_norm
+from grpojax.models.layer_kinds import LayerProducts, Mixer
+from grpojax.models.layers import rms_norm
 from grpojax.types import Array, Rows
 
 CHUNK = 64  # most tokens that are computed at once, as in the paper; a power of two
@@ -304,7 +304,7 @@ class DeltaNet(Mixer):
         numbers = 8 * self.value_heads * self.value_size + 4 * CHUNK * self.value_heads
         return 4 * (numbers + self.value_heads * self.key_size * self.value_size / CHUNK)
 
-    def project(self, layer: Layer, x: Array) -> tuple[Projected, Array]:
+    def project(self, layer: LayerProducts, x: Array) -> tuple[Projected, Array]:
         """The layer's products with ``x [..., D]``, and the gate of the output. Those for decay and rate are float32,
         since errors of the decay add up over tokens."""
         w: Mapping[str, Any] = layer.w
@@ -328,7 +328,7 @@ class DeltaNet(Mixer):
         joined = jnp.concatenate([by_head(y) for y in (q, k, v)], axis + 1)
         return joined.reshape(*q.shape[:axis], -1, *q.shape[axis + 1 :])
 
-    def _taps(self, layer: Layer) -> Array:
+    def _taps(self, layer: LayerProducts) -> Array:
         """The taps ``[channels, 1, taps]`` of `_joined` channels."""
         q, k, v = (cast(Array, layer.w[f"delta_{name}_taps"]) for name in "qkv")
         return self._joined(q, k, v, 0)
@@ -342,7 +342,7 @@ class DeltaNet(Mixer):
         return Tokens(both[..., 0, :] * size**-0.5, both[..., 1, :], v, decay, rate)
 
     def _mixed(
-        self, layer: Layer, x: Projected, there: Array, offsets: Array, segments: Array, before: States | None
+        self, layer: LayerProducts, x: Projected, there: Array, offsets: Array, segments: Array, before: States | None
     ) -> tuple[Array, Array]:
         """Outputs of tokens ``[..., T]`` that start from ``before [...]``, and the last matrices."""
         made = convolved(x.inputs, self._taps(layer), offsets, None if before is None else before.inputs)
@@ -350,7 +350,7 @@ class DeltaNet(Mixer):
         tokens = self._tokens(made, jnp.where(here, x.decay, 0.0), jnp.where(here, x.rate, 0.0))
         return chunked(tokens, segments, None if before is None else before.matrices)
 
-    def of_prompts(self, layer: Layer, projected: Projected, lengths: Array) -> tuple[Array, States]:
+    def of_prompts(self, layer: LayerProducts, projected: Projected, lengths: Array) -> tuple[Array, States]:
         """As of a `Mixer`."""
         x = projected
         size, count = x.rate.shape[2], self.taps - 1
@@ -364,7 +364,7 @@ class DeltaNet(Mixer):
             inputs = jnp.where((last >= 0)[..., None], inputs, jnp.zeros((), inputs.dtype))
             return out, States(matrices, inputs)
 
-    def of_rows(self, layer: Layer, projected: Projected, rows: Rows, states: States) -> Array:
+    def of_rows(self, layer: LayerProducts, projected: Projected, rows: Rows, states: States) -> Array:
         """As of a `Mixer`."""
         x = projected
         with jax.named_scope("delta_rows"):
@@ -374,14 +374,14 @@ class DeltaNet(Mixer):
             classes = [att.CompletionRows(gather, rows.token_prompt) for gather in rows.gather]
             return functools.reduce(jnp.add, (self._apart(layer, x, apart, states) for apart in classes))
 
-    def _apart(self, layer: Layer, x: Projected, apart: att.CompletionRows, prompts: States) -> Array:
+    def _apart(self, layer: LayerProducts, x: Projected, apart: att.CompletionRows, prompts: States) -> Array:
         """`of_rows` for one class of completions, with a row for each; 0 at other tokens."""
         x, before = jax.tree.map(apart.take, x), jax.tree.map(lambda y: att.of_rows(y, apart.prompt), prompts)
         at = jnp.broadcast_to(jnp.arange(x.rate.shape[2], dtype=jnp.int32), x.rate.shape[:3])
         out, _ = self._mixed(layer, x, apart.segments > 0, at, jnp.ones_like(at), _for_all(before, x))
         return apart.put(out)
 
-    def of_token(self, layer: Layer, projected: Projected, states: States) -> tuple[Array, States]:
+    def of_token(self, layer: LayerProducts, projected: Projected, states: States) -> tuple[Array, States]:
         """As of a `Mixer`."""
         x = projected
         with jax.named_scope("delta_step"):
@@ -390,7 +390,7 @@ class DeltaNet(Mixer):
             out, matrices = advance(self._tokens(mixed, x.decay, x.rate), states.matrices)
         return out, States(matrices, read[..., 1:, :])
 
-    def output(self, layer: Layer, mixed: Array, kept: Array) -> Array:
+    def output(self, layer: LayerProducts, mixed: Array, kept: Array) -> Array:
         """The product with the outputs, which are normed, and multiplied by their gate."""
         gate, scale = kept, cast(Array, layer.w["delta_norm"])
         by_head = mixed.reshape(*gate.shape[:-1], -1, self.value_size)

@@ -16,7 +16,7 @@ first tokens between two rounds: the cache still has them.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ def _begin(params: Any, prompts: Prompts, key: Array, *, graph: Any, how: _How) 
     config = how.config
     constants, out = sampler.prefill(nnx.merge(graph, params), prompts, key, config, how.eos_ids, how.compute)
     rows, slots = out.lengths.shape
-    caches = constants.cache.empty(constants.model.config, rows, slots, constants.ring, constants.cache_dtype)
+    caches = constants.cache.empty(constants.model.config, rows, slots, constants.ring, constants.cache_format)
     zero = jnp.zeros((rows, slots), jnp.int32)
     return _draw(constants, caches, out, zero, unfinished(out), nothing_but(out, zero), how)
 
@@ -203,7 +203,7 @@ def _read(constants: DecodeConstants, paused: Paused, out: Rollout, counts: Samp
 
 def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, Any]) -> tuple[Any, Any]:
     """Runs a chunk through all layers, whose caches get its keys and values."""
-    compute, model, known, dtype = constants.compute, constants.model, constants.known, constants.cache_dtype
+    compute, model, known, form = constants.compute, constants.model, constants.known, constants.cache_format
     c, (rows, slots, size) = model.config, chunk.tokens.shape
     x = dec.embed_tokens(model, chunk.tokens.reshape(rows, -1), compute, whole=True)
     tables = rope_tables(c, (known.lengths[:, None, None] + chunk.at).reshape(rows, -1))
@@ -213,7 +213,8 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
     here, source = ((chunk.places >= 0) & (chunk.places < size)), jnp.clip(chunk.places, 0, size - 1)
 
     def put(cache: Array, new: Array) -> Array:
-        new = new.reshape(rows, slots, size, *new.shape[2:]).swapaxes(2, 3).astype(dtype)
+        new = new.reshape(rows, slots, size, *new.shape[2:]).swapaxes(2, 3)
+        new = cast(Array, form.stored(new))  # floats (`check`)
         new = jnp.take_along_axis(new, source[:, :, None, :, None], 3)
         return _pinned(jnp.where(here[:, :, None, :, None], new, cache), compute)
 

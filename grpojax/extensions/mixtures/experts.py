@@ -19,8 +19,8 @@ from grpojax.extensions.mixtures import dispatch
 from grpojax.host.errors import UserError
 from grpojax.models import matrix
 from grpojax.models.compute import Compute
-from grpojax.models.layer_kinds import Mlp, Observe, Spread
-from grpojax.models.layers import Layer, gated
+from grpojax.models.layer_kinds import LayerProducts, Mlp, Observe, Spread
+from grpojax.models.layers import gated
 from grpojax.models.matrix import Kernel, Times
 from grpojax.models.weight_table import DECODER
 from grpojax.sharding import ROLLOUT, TRAIN, spec
@@ -450,7 +450,7 @@ class Experts(Mlp):
             rows=(even + 1) / even * self.chosen * (shards - 1) / shards,
         )
 
-    def run(self, layer: Layer, h: Array, kept: Array | None) -> tuple[Array, Routing]:
+    def run(self, layer: LayerProducts, h: Array, kept: Array | None) -> tuple[Array, Routing]:
         """As of an `Mlp`; the second result is the tokens' `Routing`, ``[..., k]`` and ``[..., E]``."""
         with jax.named_scope("experts"):
             y, routing = self._routed(layer, h, kept)
@@ -464,7 +464,7 @@ class Experts(Mlp):
                 y = y + (jax.nn.sigmoid(gate) * shared.astype(jnp.float32)).astype(h.dtype)
         return y, routing
 
-    def _routed(self, layer: Layer, h: Array, kept: Array | None) -> tuple[Array, Routing]:
+    def _routed(self, layer: LayerProducts, h: Array, kept: Array | None) -> tuple[Array, Routing]:
         """The experts' output for ``h [..., D]``. No token leaves its shard but over ``expert``."""
         mesh, inner, names = layer.compute.mesh, Inner(self.limit, self.alpha), [n for n in _ROUTED if n in layer.w]
 

@@ -252,7 +252,7 @@ def _of_rollout(call: PlannedCall, longest: int, policy: PolicyShape) -> Planned
         call,
         flops={"all": whole, "first": first, "later": (whole - first) / later}[draws.turn],
         iterations=rounds * (tokens - 1) if draws.turn == "all" else draws.tokens,
-        cache=cells * flops.kv_bytes(cached, kv_cache.dtype_of(sampler.cache_dtype, compute)),
+        cache=cells * flops.kv_bytes(cached, kv_cache.format_of_cache(sampler.cache_dtype, compute)),
         blocks=ring.blocks,
         live=ring.mean_live(tokens, rounds) if draws.turn == "all" else 1.0,
     )

@@ -15,7 +15,6 @@ import types
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from grpojax import sharding
@@ -28,6 +27,7 @@ from grpojax.extensions.plan.plan_shapes import shape_of
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, DecoderConfig, flops, kv_heads
 from grpojax.models.layer_kinds import Spread
+from grpojax.models.number_formats import CacheFormat, weight_bytes
 from grpojax.models.weight_table import check_axis, widths
 from grpojax.programs import adapter, kv_cache, packing
 from grpojax.programs import batch_shards as cut
@@ -236,7 +236,7 @@ class _Work:
             return 0.0
         size = 2 if self.config.model.dtype == "bfloat16" else 4
         linear = flops.all_layers_weights(self.model)
-        total = linear * (1 if section.base == "int8" else size) + (self.parameters - linear) * size
+        total = linear * _bytes_of_base(section.base, size) + (self.parameters - linear) * size
         return total / self.parts / self.tensor
 
     @property
@@ -253,7 +253,7 @@ class _Work:
     @property
     def weight_bytes(self) -> int:
         """Bytes of one weight in a rollout."""
-        return 1 if self.config.rollout.weights == "int8" else 2
+        return weight_bytes(self.config.rollout.weights, "rollout.weights", 2)
 
     @property
     def linear_bytes(self) -> int:
@@ -261,7 +261,7 @@ class _Work:
         section = self.config.model.adapter
         if section is None or section.merged:
             return self.weight_bytes
-        return 1 if section.base == "int8" else 2
+        return _bytes_of_base(section.base, 2)
 
     @property
     def cast(self) -> float:
@@ -321,7 +321,7 @@ class _Work:
         """Bytes that a chip receives when the weights of all layers but experts are gathered, when the output
         projection is, and when experts are, which is over ``fsdp`` only."""
         section, others = self.config.model.adapter, (self.parts - 1) / self.parts / self.tensor
-        each = 2 if section is None or section.base == "compute" else 1
+        each = 2 if section is None else _bytes_of_base(section.base, 2)
         head = self.model.vocab_size * self.model.hidden_size
         layers = self.parameters - (2 if self.model.own_head else 1) * head - self.of_experts
         experts = each * self.of_experts / self.expert * (self.fsdp - 1) / self.fsdp / self.tensor
@@ -348,6 +348,10 @@ class _Work:
         summed over ``tensor``: each is scattered in sums, and gathered."""
         each = 2 * 2 * self.model.num_layers * self.model.hidden_size
         return tokens * each * 2 * (self.tensor - 1) / self.tensor
+
+
+def _bytes_of_base(base: str, floats: int) -> int:
+    return weight_bytes(base, "model.adapter.base", floats)
 
 
 def _check_divides(w: _Work, chips: int) -> None:
@@ -424,7 +428,7 @@ def _turns(w: _Work, target: PlanTarget) -> _Needs:
     c, (prompts, group), ring = w.spread, w.sampled, kv_cache.ring(w.tokens, _compute_of(target))
     first, whole = _drawn(w, target, w.turn), _drawn(w, target, w.tokens)
     later = max(1, -(-w.tokens // w.turn) - 1)
-    own = prompts * group * ring.size * flops.kv_bytes(c, _cache_dtype(w, target)) / w.tensor
+    own = prompts * group * ring.size * flops.kv_bytes(c, _cache(w, target)) / w.tensor
     from grpojax.extensions.episodes import episode_sampler
 
     length, chunk = w.config.data.max_prompt_tokens + ring.size, group * episode_sampler.CHUNK
@@ -440,8 +444,8 @@ def _compute_of(target: PlanTarget) -> Compute:
     return Compute(dtype="bfloat16", platform="gpu" if target.by_sheet else "tpu")
 
 
-def _cache_dtype(w: _Work, target: PlanTarget) -> jnp.dtype:
-    return kv_cache.dtype_of(w.config.rollout.cache_dtype, _compute_of(target))
+def _cache(w: _Work, target: PlanTarget) -> CacheFormat:
+    return kv_cache.format_of_cache(w.config.rollout.cache_dtype, _compute_of(target))
 
 
 def _slots(w: _Work) -> int:
@@ -451,9 +455,9 @@ def _slots(w: _Work) -> int:
 
 def _step_bytes(w: _Work, target: PlanTarget, live: float) -> float:
     """Bytes that a decode step reads, of slots whose caches have so many positions with tokens."""
-    c, dtype = w.spread, _cache_dtype(w, target)
+    c, cache = w.spread, _cache(w, target)
     sizes = {"prompts": w.sampled[0], "slots": _slots(w)}
-    read = flops.decode_bytes(c, w.config.data.max_prompt_tokens, live, **sizes, cache_dtype=dtype) / w.tensor
+    read = flops.decode_bytes(c, w.config.data.max_prompt_tokens, live, **sizes, cache=cache) / w.tensor
     read -= (2 - w.linear_bytes) * flops.all_layers_weights(c) / w.tensor
     read -= w.linear_bytes * w.of_experts * (1 - 1 / w.expert) / w.tensor
     return read - (2 - w.weight_bytes) * c.vocab_size * c.hidden_size / w.tensor
@@ -462,10 +466,10 @@ def _step_bytes(w: _Work, target: PlanTarget, live: float) -> float:
 def _drawn(w: _Work, target: PlanTarget, tokens: int) -> _Needs:
     """Prompts are read, and so many tokens of every sample drawn, with caches for all tokens."""
     c, (prompts, group), slots = w.spread, w.sampled, _slots(w)
-    length, compute, dtype = w.config.data.max_prompt_tokens, _compute_of(target), _cache_dtype(w, target)
+    length, compute, cache = w.config.data.max_prompt_tokens, _compute_of(target), _cache(w, target)
     ring, rounds = kv_cache.ring(w.tokens, compute), -(-group // slots)
     logits = 4 * prompts * slots * c.vocab_size
-    kept = (prompts * length + prompts * slots * ring.size) * flops.kv_bytes(c, dtype) / w.tensor
+    kept = (prompts * length + prompts * slots * ring.size) * flops.kv_bytes(c, cache) / w.tensor
     consumers = {
         "weights cast for the rollout": w.cast / _GIB,
         "keys and values": kept / _GIB,

@@ -122,8 +122,6 @@ def names_of(
       ...                        num_heads=1, num_kv_heads=1, head_dim=4, rope_theta=1e4)
       >>> names_of("norm", (7,), config), names_of("q_bias", (2, 7), config)[1,]
       ({(): 'model.norm.weight'}, 'model.layers.1.self_attn.q_proj.bias')
-      >>> names_of("expert_up", (2, 3, 5, 7), config)[1, 2]
-      'model.layers.1.mlp.experts.2.up_proj.weight'
     """
     weight, layers = table[ours], layers_with(table[ours], config)
     name = weight.name or ""  # every weight of a decoder has one

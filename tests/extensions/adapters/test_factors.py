@@ -19,10 +19,10 @@ from grpojax.device import ROWS, Real
 from grpojax.extensions.adapters import factors as lora
 from grpojax.extensions.adapters.adapter_config import LINEAR, AdapterConfig
 from grpojax.extensions.adapters.low_rank import LowRank
+from grpojax.extensions.int8.eight_bits import Int8Matrix
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, matrix
 from grpojax.models import decoder as dec
-from grpojax.models.quantised import Int8Matrix
 from grpojax.models.weight_table import DECODER, shardings
 from grpojax.programs import adapter, policy_state, policy_update, state
 from grpojax.programs.optimizer import decayed

@@ -20,6 +20,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute, flops
 from grpojax.models import decoder as dec
 from grpojax.models.layer_kinds import Kind
+from grpojax.models.number_formats import Floats
 from grpojax.models.weight_table import shardings
 from grpojax.programs import state
 from grpojax.programs.sampler import sample_groups
@@ -180,7 +181,7 @@ def test_work_is_counted_by_the_kind_of_layer():
     seen = (11 * 12 // 2 + 3 * 11 + 6 + 7 * 11 + 28) * 2 * 48 * 2  # each of 11, 3 and 7 tokens sees those before it
     total = 21 * (flops.matmul_weights(HYBRID) + rule) + seen + 10 * 56 * 24
     assert flops.forward_flops(HYBRID, np.array([11]), np.array([[3, 7]])) == 2 * total
-    step = {"prompts": 2, "slots": 3, "cache_dtype": "float32"}
+    step = {"prompts": 2, "slots": 3, "cache": Floats("float32")}
     less = flops.decode_bytes(dataclasses.replace(HYBRID, mixer=None, mixer_layers=(), num_layers=2), 11, 5, **step)
     extra = 2 * (flops.all_layers_weights(HYBRID) - 2 * (mlp + attends)) + 2 * 2 * 3 * flops.state_bytes(HYBRID)
     assert flops.decode_bytes(HYBRID, 11, 5, **step) == less + extra

@@ -15,12 +15,12 @@ from rollout_weights import for_rollouts
 
 from grpojax import sharding
 from grpojax.device import Real
+from grpojax.extensions.int8.eight_bits import Int8Matrix
 from grpojax.extensions.mixtures import experts
 from grpojax.extensions.mixtures.experts import Experts
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, decoder, hf
 from grpojax.models.layers import Layer
-from grpojax.models.quantised import Int8Matrix
 from grpojax.models.weight_table import shardings
 from grpojax.programs import blocks, policy_update, state
 from grpojax.programs.optimizer import make_optimizer

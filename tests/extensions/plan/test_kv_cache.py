@@ -89,18 +89,16 @@ def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp
     c, tensor = plan_shapes.SHAPES["qwen2.5-1.5b"], mesh.get("tensor", 1)
     ring = kv_cache.ring(1024, Compute(platform="tpu"))
     rows, slots = 16 // mesh["fsdp"], cells.get("decode_slots", 16)
-    dtype = cells.get("cache_dtype", "bfloat16")
+    cache = kv_cache.format_of_cache(cells.get("cache_dtype", "bfloat16"), Compute(platform="tpu"))
     for blocks in range(1, ring.blocks + 1):
         read = (each - optional * (1 - blocks / ring.blocks)) * 2**30
         longest = blocks * ring.width - 7
-        least = (
-            flops.decode_bytes(c, 512, longest, prompts=rows, slots=slots, block=ring.width, cache_dtype=dtype) / tensor
-        )
+        least = flops.decode_bytes(c, 512, longest, prompts=rows, slots=slots, block=ring.width, cache=cache) / tensor
         assert read < 1.25 * least, (blocks, read / least)
     full = -(-slots * c.num_kv_heads // tensor // 8) * 8 * tensor // c.num_kv_heads  # of heads and slots, whole tiles
-    cache = rows * (512 + full * ring.size) * flops.kv_bytes(c, dtype)
-    assert optional * 2**30 < 1.01 * rows * slots * ring.size * flops.kv_bytes(c, dtype) / tensor
-    assert temp * 2**30 < 1.1 * cache / tensor + 2**25
+    whole = rows * (512 + full * ring.size) * flops.kv_bytes(c, cache)
+    assert optional * 2**30 < 1.01 * rows * slots * ring.size * flops.kv_bytes(c, cache) / tensor
+    assert temp * 2**30 < 1.1 * whole / tensor + 2**25
     text = (tmp_path / "hlo.txt").read_text()
     weight = c.hidden_size * c.num_kv_heads * c.head_dim * 2 // tensor  # the smallest; larger are the tokens drawn
     assert each_token(text, 1000)

@@ -11,6 +11,7 @@ from grpojax.extensions.plan import plan_chips, plan_estimate, plan_links
 from grpojax.extensions.plan.plan_shapes import SHAPES, shape_of
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, flops
+from grpojax.models.number_formats import format_of
 from grpojax.run import recipe as recipes
 
 PODS = Path(__file__).parents[3] / "configs" / "pods"
@@ -156,7 +157,7 @@ def test_keys_and_values_of_eight_bits_take_a_byte_and_a_scale_a_head():
     )
     tokens, numbers = 32 * (512 + 8 * 512), 2 * 24 * 2 * 64
     assert small.consumers["keys and values"] == pytest.approx(tokens * numbers * (1 + 2 / 64) / 2**30)
-    assert flops.kv_bytes(SHAPES["qwen2.5-0.5b"], "int8") == numbers + 2 * 24 * 2 * 2
+    assert flops.kv_bytes(SHAPES["qwen2.5-0.5b"], format_of("int8", "").cache) == numbers + 2 * 24 * 2 * 2
     assert small.seconds["HBM"] < large.seconds["HBM"]
     with pytest.raises(UserError, match="cache_dtype=int8.*GPU"):
         plan_estimate.of_recipe(config, plan_chips.parse("h100:1"))

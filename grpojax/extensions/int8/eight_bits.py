@@ -12,35 +12,24 @@ bits do not need that, and with a scale for each token, the stored numbers of a 
 
 import dataclasses
 import functools
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from grpojax.models.matrix import Matrix, OfArray, Precision, Times, unembed
+from grpojax.models.number_formats import CacheFormat, Format, Stored
 from grpojax.types import Array
-
-
-class Int8(NamedTuple):
-    """Numbers in eight bits.
-
-    Attributes:
-      values: int8 in [-127, 127].
-      scale: float32 or bfloat16, with the shape of the values without the axis that shares one scale.
-    """
-
-    values: Array
-    scale: Array
-
-
-Stored = Array | Int8  # keys or values, as a cache has them
 
 CACHE_SCALE = jnp.bfloat16  # half the bytes of float32; adds no error, since values are rounded with the rounded scale
 
 
-def quantise(w: Array, axis: int, scale_dtype: DTypeLike = jnp.float32) -> Int8:
-    """Rounds a float weight to eight bits. The error of an entry is at most half a scale; zero channels stay zero.
+def rounded(w: Array, axis: int, scale_dtype: DTypeLike = jnp.float32) -> tuple[Array, Array]:
+    """Rounds floats to eight bits: int8 values in [-127, 127], and a scale without the axis that shares one.
+
+    The error of an entry is at most half a scale; zero channels stay zero.
 
     Args:
       w: ``[..., n, ...]``, any float.
@@ -50,8 +39,8 @@ def quantise(w: Array, axis: int, scale_dtype: DTypeLike = jnp.float32) -> Int8:
         largest value below 127.5.
 
     Example:
-      >>> q = quantise(jnp.array([[1.27, 0.0], [-0.5, 0.0]]), 0)
-      >>> q.values.tolist(), [round(float(s), 4) for s in q.scale]
+      >>> values, scale = rounded(jnp.array([[1.27, 0.0], [-0.5, 0.0]]), 0)
+      >>> values.tolist(), [round(float(s), 4) for s in scale]
       ([[127, 0], [-50, 0]], [0.01, 0.0])
     """
     w = w.astype(jnp.float32)
@@ -59,7 +48,7 @@ def quantise(w: Array, axis: int, scale_dtype: DTypeLike = jnp.float32) -> Int8:
     scale = kept.astype(jnp.float32)
     inverse = jnp.where(scale > 0, 1 / jnp.where(scale > 0, scale, 1), 0)
     values = jnp.clip(jnp.round(w * jnp.expand_dims(inverse, axis)), -127, 127)
-    return Int8(values.astype(jnp.int8), kept)
+    return values.astype(jnp.int8), kept
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("values", "scale"), meta_fields=("summed",))
@@ -87,9 +76,11 @@ class Int8Matrix(Matrix):
     ready = True
 
     @classmethod
-    def of(cls, w: Array, summed: int) -> "Int8Matrix":
-        """Rounds a float weight (`quantise`), whose axis ``summed`` a product sums over."""
-        return cls(*quantise(w, summed), summed if summed < 0 else summed - w.ndim)
+    def of(cls, w: Array, summed: int, place: Callable[[Array], Array] = lambda values: values) -> "Int8Matrix":
+        """Rounds a float weight (`rounded`), whose axis ``summed`` a product sums over; ``place`` is applied to the
+        values."""
+        values, scale = rounded(w, summed)
+        return cls(place(values), scale, summed if summed < 0 else summed - w.ndim)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,62 +119,51 @@ class Int8Matrix(Matrix):
         return unembed(x, self.values) * self.scale
 
 
-def scores(q: Array, keys: Stored) -> Array:
-    """``q [..., r, d]`` times ``keys [..., d, n]``, n tokens: float32 ``[..., r, n]``.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Int8(Stored):
+    """Keys or values in eight bits.
+
+    Attributes:
+      values: int8 in [-127, 127], in the shape of the keys or values.
+      scale: bfloat16, one for each token and head.
 
     Example:
-      >>> scores(jnp.ones((1, 2)), quantise(jnp.array([[1.27, 0.0], [-0.5, 0.0]]), 0)).round(2).tolist()
+      >>> keys = Int8(*rounded(jnp.array([[1.27, 0.0], [-0.5, 0.0]]), 0))
+      >>> keys.scores(jnp.ones((1, 2))).round(2).tolist()
       [[0.7699999809265137, 0.0]]
-    """
-    if not isinstance(keys, Int8):
-        return jnp.matmul(q, keys, preferred_element_type=jnp.float32)
-    s = jnp.matmul(q, keys.values.astype(q.dtype), preferred_element_type=jnp.float32)
-    return s * keys.scale[..., None, :].astype(jnp.float32)
-
-
-def mixed(w: Array, values: Stored, dtype: DTypeLike) -> Array:
-    """Float32 ``w [..., r, n]`` times ``values [..., n, d]``, n tokens: float32 ``[..., r, d]``. The factors have the
-    dtype of the values in the product, or ``dtype`` if the values are in eight bits.
-
-    Example:
-      >>> values = quantise(jnp.array([[1.27, 0.64], [0.0, 254.0]]), 1)
-      >>> mixed(jnp.full((1, 2), 0.5), values, "float32").round(2).tolist()
+      >>> values = Int8(*rounded(jnp.array([[1.27, 0.64], [0.0, 254.0]]), 1))
+      >>> values.mixed(jnp.full((1, 2), 0.5), "float32").round(2).tolist()
       [[0.6399999856948853, 127.31999969482422]]
     """
-    if isinstance(values, Int8):
-        w, values = w * values.scale[..., None, :].astype(jnp.float32), values.values.astype(dtype)
-    return jnp.matmul(w.astype(values.dtype), values, preferred_element_type=jnp.float32)
+
+    values: Array
+    scale: Array
+
+    def scores(self, q: Array) -> Array:
+        """As of `Stored`."""
+        s = jnp.matmul(q, self.values.astype(q.dtype), preferred_element_type=jnp.float32)
+        return s * self.scale[..., None, :].astype(jnp.float32)
+
+    def mixed(self, w: Array, dtype: DTypeLike) -> Array:
+        """As of `Stored`."""
+        w, values = w * self.scale[..., None, :].astype(jnp.float32), self.values.astype(dtype)
+        return jnp.matmul(w.astype(values.dtype), values, preferred_element_type=jnp.float32)
+
+    def token_axes(self, axis: int) -> Any:
+        """As of `Stored`; the last axis of scales."""
+        return Int8(axis, -1)  # pyrefly: ignore
 
 
-def stored(x: Array, dtype: jnp.dtype, axis: int = -1) -> Stored:
-    """Keys or values in the form that a cache of ``dtype`` stores; ``axis`` is the axis of a head's numbers.
+class _Cache(CacheFormat):
+    def stored(self, x: Array, axis: int = -1) -> Int8:
+        return Int8(*rounded(x, axis, CACHE_SCALE))
 
-    Example:
-      >>> stored(jnp.array([[1.27, 0.0], [0.0, 254.0]]), jnp.dtype("int8")).scale
-      Array([0.0100098, 2], dtype=bfloat16)
-    """
-    if dtype == jnp.int8:
-        return quantise(x, axis, CACHE_SCALE)
-    return x.astype(dtype)
+    def zeros(self, make: Callable[..., Array], shape: tuple[int, ...], tokens: int) -> Int8:
+        return Int8(make(*shape, dtype=jnp.int8), make(tokens, dtype=CACHE_SCALE))
 
-
-def exact(cache_dtype: str) -> Literal["compute", "float32", "bfloat16"]:
-    """``cache_dtype``, with "compute" in place of "int8". For completions that must come from the policy itself without
-    rounding, such as those of held-out problems.
-
-    Example:
-      >>> exact("int8"), exact("bfloat16")
-      ('compute', 'bfloat16')
-    """
-    return "compute" if cache_dtype == "int8" else cast(Any, cache_dtype)
+    def bytes(self, size: int) -> int:
+        return size + jnp.dtype(CACHE_SCALE).itemsize
 
 
-def is_scale(path: tuple[Any, ...]) -> bool:
-    """Whether a leaf of a tree of weights is the scale of an `Int8Matrix`.
-
-    Example:
-      >>> tree = {"q": Int8Matrix.of(jnp.ones((2, 3)), 0)}
-      >>> [is_scale(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-      [False, True]
-    """
-    return isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "scale"
+INT8 = Format(matrix=Int8Matrix.of, cache=_Cache(), bytes=1)

@@ -13,9 +13,10 @@ from short_blocks import blocks_of
 from tpu_cache import second_of_two
 
 from grpojax import sharding
+from grpojax.extensions.int8.eight_bits import INT8, Int8
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, flops
-from grpojax.models.quantised import Int8, stored
+from grpojax.models.number_formats import Floats
 from grpojax.models.weight_table import shardings
 from grpojax.programs import kv_cache, state
 from grpojax.programs.kv_cache import Ring
@@ -77,8 +78,9 @@ def attended(q, pk, pv, k, v, stacked, dtype="int8"):
     """The library's, by branches or, ``stacked``, in a loop; a dead block is full of numbers that are none."""
     prompt = [np.moveaxis(pk, 1, -1), pv.swapaxes(1, 2)]
     cache = [np.moveaxis(k, 2, -1), v.swapaxes(2, 3)]
-    prompt = [stored(jnp.asarray(x), jnp.dtype(dtype), axis) for x, axis in zip(prompt, (-2, -1), strict=True)]
-    cache = [stored(jnp.asarray(x), jnp.dtype(dtype), axis) for x, axis in zip(cache, (-2, -1), strict=True)]
+    form = INT8.cache if dtype == "int8" else Floats(dtype)
+    prompt = [form.stored(jnp.asarray(x), axis) for x, axis in zip(prompt, (-2, -1), strict=True)]
+    cache = [form.stored(jnp.asarray(x), axis) for x, axis in zip(cache, (-2, -1), strict=True)]
 
     def blocks(x, axis):
         parts = jnp.split(x, RING.blocks, axis)
@@ -236,7 +238,8 @@ def test_a_gpu_is_refused(decoder):
 
 
 def test_bytes_of_a_token():
-    assert flops.kv_bytes(BASE, "bfloat16") == 2 * 2 * 2 * 6 * 2
-    assert flops.kv_bytes(BASE, "int8") == 2 * 2 * 2 * (6 + 2)
-    read = [flops.decode_bytes(BASE, 7, 11, prompts=3, slots=5, block=4, cache_dtype=d) for d in ("bfloat16", "int8")]
+    half = Floats("bfloat16")
+    assert flops.kv_bytes(BASE, half) == 2 * 2 * 2 * 6 * 2
+    assert flops.kv_bytes(BASE, INT8.cache) == 2 * 2 * 2 * (6 + 2)
+    read = [flops.decode_bytes(BASE, 7, 11, prompts=3, slots=5, block=4, cache=c) for c in (half, INT8.cache)]
     assert read[0] - read[1] == 3 * (7 + 5 * 12) * (96 - 64)

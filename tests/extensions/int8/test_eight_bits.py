@@ -6,13 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_decoder import BASE, FAMILIES, random_decoder
+from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts
 
 from grpojax import sharding
-from grpojax.models import Compute, matrix, quantised
-from grpojax.models.quantised import Int8Matrix
-from grpojax.models.weight_table import axes_of, multiplies, shardings
+from grpojax.extensions.int8 import eight_bits
+from grpojax.extensions.int8.eight_bits import Int8Matrix
+from grpojax.models import Compute, matrix
+from grpojax.models.weight_table import multiplies, shardings
 from grpojax.programs import state
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56)
 
@@ -33,7 +36,7 @@ def test_rounds_to_the_nearest_of_255_values_a_channel(axis):
     w = np.random.default_rng(axis).standard_normal((7, 11)).astype(np.float32)
     w[:, 3] = 0.0
     w[2] *= 100.0
-    made, (values, scale) = quantised.quantise(jnp.asarray(w), axis), rounded(w, axis)
+    made, (values, scale) = Int8Matrix(*eight_bits.rounded(jnp.asarray(w), axis)), rounded(w, axis)
     assert made.values.dtype == jnp.int8 and made.scale.dtype == jnp.float32
     np.testing.assert_array_equal(made.values, values)
     np.testing.assert_allclose(made.scale, scale, rtol=1e-6)
@@ -47,7 +50,7 @@ def test_half_a_scale_holds_where_the_scale_is_rounded_too():
     be off by up to 127 / 256 of a scale more."""
     largest = np.float32(127) * np.linspace(1, 2, 1001, dtype=np.float32)
     w = largest * np.linspace(-1, 1, 257, dtype=np.float32)[:, None]
-    made = quantised.quantise(jnp.asarray(w), 0, jnp.bfloat16)
+    made = Int8Matrix(*eight_bits.rounded(jnp.asarray(w), 0, jnp.bfloat16))
     scale = np.float32(largest / np.float32(127)).astype(jnp.bfloat16)
     assert made.scale.dtype == jnp.bfloat16 and (made.scale == scale).all() and len(set(scale.tolist())) == 129
     apart = np.abs(np.float64(made.values) * np.float64(scale) - w)
@@ -103,8 +106,36 @@ def test_on_a_mesh_the_same_numbers_lie_where_the_weights_would():
 
 
 def test_axes_of_a_scale():
-    _, params = random_decoder(CONFIG)
-    made = state.make_reshard(CONFIG, Compute(), "int8")(params)
-    axes = jax.tree_util.tree_map_with_path(axes_of, made, is_leaf=lambda x: isinstance(x, jax.Array))
-    assert axes["layers"]["down"].get_value() == Int8Matrix(("layers", "mlp", "embed"), ("layers", "embed"))
-    assert axes["embed"].get_value() == Int8Matrix(("vocab", "embed"), ("vocab",), -1)
+    """Those of the weight without the one that products sum over."""
+    made = Int8Matrix.of(jnp.ones((3, 5, 7)), -2).map(lambda x, axes, _: axes, ("layers", "mlp", "embed"), None)
+    assert made == Int8Matrix(("layers", "mlp", "embed"), ("layers", "embed"))
+    made = Int8Matrix.of(jnp.ones((5, 7)), 1).map(lambda x, axes, _: axes, ("vocab", "embed"), None)
+    assert made == Int8Matrix(("vocab", "embed"), ("vocab",), -1)
+
+
+def drawn(graph, params, compute=Compute()):  # noqa: B008
+    config = SamplerConfig(group=5, max_tokens=11)
+    rollout = sample_groups(
+        graph, params, some_prompts(8), jax.random.key(0), config, eos_ids=tuple(range(6)), compute=compute
+    )
+    return jax.tree.map(np.asarray, rollout)
+
+
+@pytest.mark.in_ci("sizes1")
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [None, (2, 2, 2)])
+def test_samples_are_those_of_the_rounded_weights(sizes):
+    """The sampler's own log-probs are those of the rounded policy, and not those of the policy that learns."""
+    config = dataclasses.replace(BASE, vocab_size=56)
+    graph, params = random_decoder(config)
+    mesh = sizes and sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+    compute = Compute(mesh=mesh)
+    made = state.make_reshard(config, Compute(), "int8")(params)
+    rounded = jax.tree.map(matrix.merged, made, is_leaf=matrix.is_matrix)
+    want = drawn(graph, rounded)
+    placed = params if mesh is None else jax.device_put(params, shardings(params, mesh))
+    got = drawn(graph, state.make_reshard(config, compute, "int8")(placed), compute)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_allclose(got.logps, want.logps, atol=2e-5)
+    plain = drawn(graph, params)
+    assert np.abs(plain.logps[:, :, 0] - got.logps[:, :, 0]).max() > 1e-4
