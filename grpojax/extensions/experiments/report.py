@@ -9,8 +9,7 @@ from etils import epath
 
 from grpojax.extensions.experiments import comparison, measures, report_episodes, report_problems, sweeps
 from grpojax.extensions.experiments.comparison import Verdict
-from grpojax.extensions.experiments.report_charts import number
-from grpojax.extensions.experiments.report_curves import Curve, draw, over_rates, title_of
+from grpojax.extensions.experiments.report_curves import Curve, draw, number, over_rates, title_of
 from grpojax.extensions.experiments.runs import (
     FAILED,
     UNFINISHED,

@@ -93,6 +93,19 @@ def title_of(metric: str) -> str:
     return metric.replace("eval/", "held-out ", 1).replace("test/", "test ", 1)
 
 
+def number(x: float) -> str:
+    """A number in few letters.
+
+    Example:
+      >>> [number(x) for x in (0.0, 0.25, 40.0, 1500.0, 2.5e6, 3e-7)]
+      ['0', '0.25', '40', '1.5k', '2.5M', '3e-07']
+    """
+    for size, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(x) >= size:
+            return f"{x / size:.3g}{letter}"
+    return f"{x:.3g}"
+
+
 def draw(methods: Sequence[MethodRuns]) -> list[Curve]:
     """A curve for each metric of `SHOWN` that any of the runs has."""
     recorded = {name for m in methods for run in m.drawn for line in run.lines for name in line}

@@ -3,13 +3,19 @@
 import json
 import re
 import struct
+import subprocess
+import sys
 from html.parser import HTMLParser
 from importlib import resources
 
+import matplotlib
 import pytest
 import report_runs
 
 from grpojax.cli import main as cli
+from grpojax.extensions.experiments import report
+from grpojax.extensions.experiments.report_charts import chart, picture
+from grpojax.extensions.experiments.report_page import page
 
 VOID = {"meta", "input", "br", "link", "img"}
 
@@ -62,57 +68,99 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(made):
+def parsed(made):
     return Page(made[1])
 
 
-def test_every_element_is_closed_where_it_was_opened(page):
-    assert page.open == [] and page.elements[0][0] == "html"
+def test_every_element_is_closed_where_it_was_opened(parsed):
+    assert parsed.open == [] and parsed.elements[0][0] == "html"
 
 
-def test_nothing_is_fetched(made, page):
+def test_nothing_is_fetched(made, parsed):
     text = made[1]
     assert not re.search(r"https?:|@import|url\(", text)
-    for tag, attrs in page.elements:
+    for tag, attrs in parsed.elements:
         assert tag not in ("link", "img", "iframe", "object"), tag
-        assert not {"src", "href", "xlink:href", "data"} & attrs.keys(), (tag, attrs)
+        assert not {"src", "xlink:href", "data"} & attrs.keys(), (tag, attrs)
+        assert attrs.get("href", "#").startswith("#"), (tag, attrs)  # a part of the page
 
 
-def test_every_id_is_there_once_and_every_reference_is_one(made, page):
-    ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
+def test_every_id_is_there_once_and_every_reference_is_one(made, parsed):
+    ids = [attrs["id"] for _, attrs in parsed.elements if "id" in attrs]
     assert len(ids) == len(set(ids)) > 10
-    named = [attrs[k] for _, attrs in page.elements for k in ("for", "aria-labelledby") if k in attrs]
+    named = [attrs[k] for _, attrs in parsed.elements for k in ("for", "aria-labelledby") if k in attrs]
     style = made[1].partition("<style>")[2].partition("</style>")[0]
     named += re.findall(r"#((?:show|axis)-[\w-]+)", style)
+    named += [attrs["href"][1:] for _, attrs in parsed.elements if "href" in attrs]
     assert named and set(named) <= set(ids)
 
 
-def test_headings_are_in_order(page):
-    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
+def test_headings_are_in_order(parsed):
+    levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(b <= a + 1 for a, b in zip(levels, levels[1:], strict=False))
 
 
-def test_charts_have_titles_and_inputs_labels(page):
-    svgs = [attrs for tag, attrs in page.elements if tag == "svg"]
+def test_charts_have_titles_and_inputs_labels(parsed):
+    svgs = [attrs for tag, attrs in parsed.elements if tag == "svg"]
     assert all(a.get("role") == "img" and "aria-labelledby" in a or a.get("aria-hidden") == "true" for a in svgs)
     assert {a["class"] for a in svgs if "role" in a} == {"by-steps", "by-tokens", "by-flops", "by-minutes"}
-    inputs = [i for i, (tag, _) in enumerate(page.elements) if tag == "input"]
-    assert len(inputs) == 6 and all(page.elements[i - 1][0] == "label" for i in inputs)
+    inputs = [i for i, (tag, _) in enumerate(parsed.elements) if tag == "input"]
+    assert len(inputs) == 6 and all(parsed.elements[i - 1][0] == "label" for i in inputs)
 
 
-def test_it_says_what_is_in_the_runs(page):
+def test_it_says_what_is_in_the_runs(parsed):
     for said in ("grpo and gspo", "5 runs of 2 methods", "2 of 6 steps, failed: killed, for all one knows",
                  "25.0", "+25.0",
                  "Runs that failed count as 0", "failed seeds", "inconclusive",
                  "No margin was stated (--margin), so that no two methods are called the same",
                  "model.path: 'builtin:tiny' -> \"<&'>\"", "<b>gspo_0</b> 0", "what is 0 < 1 & 2?", "By difficulty",
                  "gspo has the gradient of GRPO's loss"):  # fmt: skip
-        assert said in page.text, said
+        assert said in parsed.text, said
 
 
-def test_nothing_of_a_run_becomes_markup(page):
-    assert not [tag for tag, _ in page.elements if tag == "b"]
+def test_nothing_of_a_run_becomes_markup(parsed):
+    assert not [tag for tag, _ in parsed.elements if tag == "b"]
+
+
+def test_a_name_of_a_method_becomes_no_markup(tmp_path):
+    report_runs.write_run(tmp_path / "a", "<i>&", 0, 0.5, data=report_runs.write_data(tmp_path / "data.jsonl"))
+    text = page(report.build([tmp_path / "a"]))
+    parsed = Page(text)
+    assert not [tag for tag, _ in parsed.elements if tag == "i"] and parsed.texts.count("<i>&") > 5
+    assert "&lt;i&gt;&amp;: 0.5 at step 6</title>" in text
+
+
+def test_a_point_has_its_numbers_as_a_title(made):
+    """Held-out accuracy by steps, where a run of grpo failed and counts as 0; and the reward by tokens."""
+    titles = re.findall(r'<use [^>]*class="dot"[^>]*><title>([^<]*)</title></use>', made[1])
+    assert "grpo: 0.167 at step 6, 3 seeds" in titles and "gspo: 0.5 at step 6, 2 seeds" in titles
+    assert "gspo: 0.605 at tokens drawn 600, 2 seeds" in titles
+
+
+def test_many_points_have_none(tmp_path):
+    for steps, dots in ((30, 30), (31, 0)):
+        path = report_runs.write_run(tmp_path / str(steps), "grpo", 0, 0.5, data=None, steps=steps)
+        assert chart(report.build([path]).curves[0], ["grpo"], "steps", "x").count('class="dot"') == dots
+
+
+def test_the_same_runs_are_the_same_bytes(made):
+    """Whatever the user's own style of charts is."""
+    built = report.build([made[0] / "runs"])
+    names = [m.name for m in built.methods]
+    with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 20, "svg.fonttype": "path"}):
+        again = page(built), picture(built.curves, names)
+    assert again == (made[1], (made[0] / "out" / "page.png").read_bytes())
+
+
+def test_what_draws_and_writes_pages_is_loaded_for_a_page_alone():
+    experiments = "grpojax.extensions.experiments"
+    code = f"import sys, {experiments}.cli.report, {experiments}.report; print(*sys.modules)"
+    code += f"; import {experiments}.report_page; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = (set(line.split()) for line in done.stdout.splitlines())
+    assert not {"matplotlib", "jinja2"} & before and {"matplotlib", "jinja2"} <= after
+    assert "matplotlib.pyplot" not in after  # which opens windows
 
 
 def test_the_picture_and_the_numbers(made):

@@ -14,7 +14,7 @@ from grpojax.cli import main as cli
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PROBE = """
 <script>addEventListener("load", () => {
-  const shown = () => [...document.querySelectorAll("figure circle")].filter(x => x.getClientRects().length);
+  const shown = () => [...document.querySelectorAll("figure .dot")].filter(x => x.getClientRects().length);
   const focused = (x) => { x.focus(); return document.activeElement === x; };
   const press = (x, key) => x.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
   const charts = [...document.querySelectorAll("figure svg[tabindex]")].filter(x => x.checkVisibility());

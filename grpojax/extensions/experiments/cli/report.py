@@ -36,8 +36,8 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the page and the picture."""
     from grpojax.extensions.experiments import report
+    from grpojax.extensions.experiments.report_charts import picture
     from grpojax.extensions.experiments.report_page import page
-    from grpojax.extensions.experiments.report_picture import draw_report
     from grpojax.host import files
 
     file = files.path(args.to)
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--to {args.to}: give a name that ends in .html")
     given = {name: getattr(args, name) for name in ("by", "baseline", "metric", "margin", "family")}
     built = report.build(args.runs, **given)
-    picture = file.with_suffix(".png")
+    beside = file.with_suffix(".png")
     try:
         files.make_folder(file.parent)
         files.write(file, page(built).encode(errors="replace"))
-        draw_report(built, picture)
+        files.write(beside, picture(built.curves, [m.name for m in built.methods]))
         if args.json:
             files.write_json(args.json, report.to_json(built))
     except OSError as e:
@@ -57,5 +57,5 @@ def run(args: argparse.Namespace) -> int:
     for note in built.notes:
         print(note)
     print("\n".join(report.headlines(built)))
-    print(f"wrote {file} and {picture}" + (f" and {args.json}" if args.json else ""))
+    print(f"wrote {file} and {beside}" + (f" and {args.json}" if args.json else ""))
     return 0

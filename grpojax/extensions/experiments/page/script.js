@@ -2,12 +2,12 @@
 for (const figure of document.querySelectorAll("figure")) {
   const out = figure.querySelector(".readout");
   for (const svg of figure.querySelectorAll("svg[role=img]")) {
-    const dots = () => [...svg.querySelectorAll("circle")]
+    const dots = () => [...svg.querySelectorAll(".dot")]
       .filter((dot) => dot.getClientRects().length)
-      .sort((a, b) => a.cx.baseVal.value - b.cx.baseVal.value);
+      .sort((a, b) => a.x.baseVal.value - b.x.baseVal.value);
     let shown = -1;
     const tell = (dot) => { out.textContent = dot ? dot.textContent : ""; };
-    if (!dots().length && !svg.querySelector("circle")) continue;
+    if (!svg.querySelector(".dot")) continue;
     svg.tabIndex = 0;
     svg.addEventListener("pointermove", (event) => {
       const far = (dot) => {
