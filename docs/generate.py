@@ -388,7 +388,7 @@ def variants_page() -> str:
         "",
         "Every variant also takes the options of the [objective](../reference/functions.md#losses): `kl_coef`, "
         "`aggregate`, `entropy_coef`, `importance`, `ratio_denominator` and others. "
-        "[Methods of your own](../start/variant.md#a-variant-of-your-own) are one function in one file.",
+        "[Methods of your own](../start/variant.md#a-variant-of-your-own) are one class or one function in one file.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -431,7 +431,7 @@ def variant_page(name: str) -> str:
         f"- **Not verified**: {markdown(variant.unverified) or 'nothing; all of it was checked against the source'}",
     ]
     if variant.needs:
-        needs = "; ".join(f"`{need}`, {variants.registry.NEEDS[need]}" for need in variant.needs)
+        needs = "; ".join(f"`{need}`, {variants.NEEDS[need]}" for need in variant.needs)
         lines.append(f"- **Needs**: {markdown(needs)}")
     if variant.keep is not None:
         kept = "drops groups that teach nothing, and draws others in their place"
@@ -441,11 +441,8 @@ def variant_page(name: str) -> str:
     lines.append(f"- **Control**: {_control(name)}")
     lines += ["", "## As the code has it", "", "```text", *str(variant).splitlines()[1:], "```", ""]
     lines += ["## Options", "", "| option | default | meaning |", "|---|---|---|"]
-    explained = items(said.get("Args", ""))
-    fields = meanings(type(variant.objective)) | meanings(type(variant.objective.surrogate))
-    for option, default in variants.parameters(name).items():
-        meaning = explained.get(option) or COMMON.get(option) or fields.get(option, "")
-        lines.append(f"| `{option}` | {_value(default)} | {cell(meaning)} |")
+    meaning = meanings(variants.section(name))
+    lines += [f"| `{k}` | {_value(v)} | {cell(meaning[k])} |" for k, v in variants.parameters(name).items()]
     if recipe.exists():
         lines += ["", "## Recipe", "", f"`configs/variants/{name}.yaml`, over the quickstart's task:", "", "```yaml"]
         lines += [recipe.read_text(encoding="utf-8").rstrip(), "```", ""]
@@ -458,17 +455,6 @@ NOT_MEASURED = (
     "Its formulas are tested against plain numpy loops and against numbers worked out by hand or taken from its source "
     "([how numbers are proven](../understand/numbers.md)). We have not compared it with another method."
 )
-# Options that many variants have, and that their docstrings do not explain.
-COMMON = {
-    "ddof": "the deviation divides by the number of samples minus this.",
-    "eps": "added to the deviation.",
-    "clip_low": "how far the ratio may fall below 1 before a token stops learning.",
-    "clip_high": "how far the ratio may rise above 1 before a token stops learning.",
-    "clip_dual": "bound of the ratio where the advantage is negative; `null` for none.",
-    "ratio": "level of the importance ratio: of each token, or of the whole sample; or a clip that the variant offers.",
-    "weight_max": "largest weight of a token.",
-    "weight_min": "smallest weight of a token.",
-}
 
 
 # ------------------------------------------------------------------------------------------------ functions

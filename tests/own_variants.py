@@ -103,13 +103,26 @@ def lucky():
 def squared(log_ratios, advantages):
     return -log_ratios * advantages
 
-@variants.published(surrogate=L.clipped(0.2, 0.28), aggregate="token_mean")
-def mine(*, eps: float = 1e-4):
-    return A.chain(A.center("group"), A.scale("batch", of="advantages", eps=eps), A.to_tokens())
+@variants.published()
+class mine(variants.Clipped):
+    eps: float = 1e-4
+    clip_high: float = 0.28
+    aggregate: L.Aggregation = "token_mean"
 
-@variants.published(surrogate=squared)
-def with_a_function():
-    return A.chain(A.center("group"), A.to_tokens())
+    def chain(self):
+        return A.chain(A.center("group"), A.scale("batch", of="advantages", eps=self.eps), A.to_tokens())
+
+@variants.published()
+class with_a_function(variants.Method):
+    def chain(self):
+        return A.chain(A.center("group"), A.to_tokens())
+
+    def surrogate(self):
+        return squared
+
+class not_published(variants.Clipped):
+    def chain(self):
+        return A.chain(A.center("group"), A.to_tokens())
 
 def plain(high: float = 0.3, untyped="x") -> variants.Variant:
     objective = L.Objective(surrogate=L.clipped(0.2, high))

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpojax import advantages as A
-from grpojax import masked, variants
+from grpojax import losses as L
+from grpojax import masked
 from grpojax.run.parts.part import Declared, Part
-from grpojax.variants.registry import group_normalised
+from grpojax.variants import GroupNormalised, group_normalised, published
 
 CHANCE = f"{__name__}:Chance"
 
@@ -58,39 +59,50 @@ def permuted(chance, likelihood):
     return jnp.take_along_axis(jnp.take_along_axis(likelihood, drawn, 1), places, 1)
 
 
-@variants.published(
-    needs=(CHANCE,),
-    equal_groups=True,
-    aggregate="sequence_sum",
-    control={"name": "negative_advantage", "c": 0.0},
-)
-def placebo(*, c: float = 1.0, fail_reward: float = 0.0, ddof: int = 1, eps: float = 1e-4):
-    """`negative_advantage` with random signs: advantages of the same size, whose mean in a group is 0."""
-    return A.chain(*group_normalised(ddof, eps), random_signs(c, fail_reward), A.to_tokens())
+@published(needs=(CHANCE,), equal_groups=True, control={"name": "negative_advantage", "c": 0.0})
+class placebo(GroupNormalised):
+    """`negative_advantage` with random signs: advantages of the same size, whose mean in a group is 0.
+
+    Attributes:
+      c: size of the advantages.
+      fail_reward: a sample fails if its outcome is at most this.
+    """
+
+    c: float = 1.0
+    fail_reward: float = 0.0
+    aggregate: L.Aggregation = "sequence_sum"
+
+    def chain(self):
+        signs = random_signs(self.c, self.fail_reward)
+        return A.chain(*group_normalised(self.ddof, self.eps), signs, A.to_tokens())
 
 
-@variants.published(
-    needs=("ground_truth", CHANCE),
-    equal_groups=True,
-    aggregate="sequence_sum",
-    control={"name": "gt_likelihood"},
-)
-def permuted_likelihood(
-    *,
-    groups: str = "all_fail",
-    likelihood: str = "per_token",
-    marker: str | None = None,
-    include_marker: bool = False,
-    missing: str = "append",
-    fail_reward: float = 0.0,
-    ddof: int = 1,
-    eps: float = 1e-4,
-):
-    """`gt_likelihood` whose likelihoods are permuted in their group: the same rewards, each at a random sample."""
-    reward = A.likelihood_of_all_fail(fail_reward, everywhere=groups == "all", relative=likelihood == "joint")
+@published(needs=("ground_truth", CHANCE), equal_groups=True, control={"name": "gt_likelihood"})
+class permuted_likelihood(GroupNormalised):
+    """`gt_likelihood` whose likelihoods are permuted in their group: the same rewards, each at a random sample.
 
-    def shuffled(values, signals):
-        mixed = permuted(signals.extra["chance"], jnp.asarray(signals.likelihood, jnp.float32))
-        return reward(values, dataclasses.replace(signals, likelihood=mixed))
+    Attributes:
+      groups, likelihood, marker, include_marker, missing, fail_reward: as in `gt_likelihood`.
+    """
 
-    return A.chain(*group_normalised(ddof, eps), A.to_tokens(), reward=shuffled)
+    groups: str = "all_fail"
+    likelihood: str = "per_token"
+    marker: str | None = None
+    include_marker: bool = False
+    missing: str = "append"
+    fail_reward: float = 0.0
+    aggregate: L.Aggregation = "sequence_sum"
+
+    def chain(self):
+        everywhere, relative = self.groups == "all", self.likelihood == "joint"
+        own = A.likelihood_of_all_fail(self.fail_reward, everywhere=everywhere, relative=relative)
+
+        @A.described
+        def permuted_likelihood(reward):
+            def shuffled(values, signals):
+                mixed = permuted(signals.extra["chance"], jnp.asarray(signals.likelihood, jnp.float32))
+                return reward(values, dataclasses.replace(signals, likelihood=mixed))
+
+            return shuffled
+
+        return A.chain(*self.steps(), reward=permuted_likelihood(own))

@@ -181,14 +181,13 @@ def _variant(options: Mapping[str, Any], recipe: type | None = None) -> variants
     given = dict(options)
     name = given.pop("name")
     try:
-        fields = variants.annotations(name)
+        section = variants.section(name)
     except ValueError as e:
         raise UserError(f"variant: {e}") from None
-    section = dataclasses.make_dataclass("VariantConfig", fields, frozen=True)
     root = dataclasses.make_dataclass("Root", [("variant", section)])
     built = settings.build(root, {"variant": given}, recipe=recipe).variant
     try:
-        variant = variants.get(name, **{field[0]: getattr(built, field[0]) for field in fields})
+        variant = variants.get(name, **{field.name: getattr(built, field.name) for field in dataclasses.fields(built)})
     except ValueError as e:
         raise UserError(f"variant: {e}") from None
     try:

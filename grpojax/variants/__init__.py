@@ -1,11 +1,10 @@
 """Published variants, each a composition of `advantages`, `credit`, `allocation` and `losses`. Imports jax only.
 
-A variant is a function that returns its advantage chain; `published` states the rest, its objective as published. All
-of them also take the options of the objective (`OPTIONS`) and of its surrogate, with the published values as defaults:
-``low``, ``high`` and ``dual`` of a clip as ``clip_low``, ``clip_high`` and ``clip_dual``. ``ddof`` and ``eps`` are
-always those of the standard deviation that the variant divides by; no paper of the GRPO family states them, and the
-defaults are TRL's unless a variant says otherwise. If a paper states no KL, kl_coef is 0; if it states no clip, the
-clip is 0.2.
+A variant is a class (`Method`) whose fields are its options, with the published values as defaults: its chain of
+advantages, its surrogate, and its objective, whose options every variant has. ``clip_low``, ``clip_high`` and
+``clip_dual`` are ``low``, ``high`` and ``dual`` of its clip. ``ddof`` and ``eps`` are always those of the standard
+deviation that the variant divides by; no paper of the GRPO family states them, and the defaults are TRL's unless a
+variant says otherwise. If a paper states no KL, kl_coef is 0; if it states no clip, the clip is 0.2.
 
 A method without a ratio (`losses.Objective.has_ratio`) is for one update per rollout. `twin_at_one_update` says which
 methods are then the same.
@@ -53,7 +52,7 @@ from grpojax.variants.credit_methods import (
     nthr,
     xrpo,
 )
-from grpojax.variants.critics import BiasLoss, Critic, ValueLoss, WithCritic
+from grpojax.variants.critics import BiasLoss, Critic, ValueLoss
 from grpojax.variants.experiments import (
     culling,
     gt_likelihood,
@@ -77,34 +76,22 @@ from grpojax.variants.loss_methods import (
     sapo,
     vespo,
 )
-from grpojax.variants.registry import (
-    NEEDS,
-    OPTIONS,
-    Grade,
-    Variant,
-    annotations,
-    check_needs,
-    control,
-    get,
-    is_path,
-    names,
-    parameters,
-    published,
-    source,
-    table,
-)
+from grpojax.variants.method import Clipped, GroupNormalised, Method, OnPolicy, group_normalised
+from grpojax.variants.registry import control, get, names, parameters, published, section, source, table
 from grpojax.variants.twins import twin_at_one_update
+from grpojax.variants.variant import NEEDS, Grade, Variant, check_needs, is_path
 
 __all__ = [
     "BiasLoss",
+    "Clipped",
     "Critic",
     "Grade",
+    "GroupNormalised",
+    "Method",
     "NEEDS",
-    "OPTIONS",
+    "OnPolicy",
     "ValueLoss",
     "Variant",
-    "WithCritic",
-    "annotations",
     "check_needs",
     "cispo",
     "clip_cov",
@@ -125,6 +112,7 @@ __all__ = [
     "grpo_lambda_length",
     "grpo_lambda_traces",
     "grpo_process",
+    "group_normalised",
     "gspo",
     "gspo_token",
     "gt_likelihood",
@@ -154,6 +142,7 @@ __all__ = [
     "rloo",
     "sapo",
     "scale_rl",
+    "section",
     "source",
     "table",
     "token_critic",

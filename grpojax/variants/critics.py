@@ -126,14 +126,6 @@ class Critic:
         return "before" if self.signal == "values" else "after"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WithCritic:
-    """The parts of a variant with a critic: its advantage chain and the critic."""
-
-    advantage: A.Transform
-    critic: Critic
-
-
 @described
 def add_values() -> A.Transform:
     """``A + V``, the returns that values learn, from advantages ``[P, G, T]`` that are not whitened."""

@@ -1,4 +1,4 @@
-"""What a variant is, how one is defined, and how it is found: by its name, or by an import path for one of your own."""
+"""How a variant is defined, and how it is found: by its name, or by an import path for one of your own."""
 
 import dataclasses
 import difflib
@@ -7,149 +7,21 @@ import hashlib
 import importlib
 import inspect
 import sys
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from grpojax import advantages as A
 from grpojax import losses as L
-from grpojax.losses.surrogates import check_surrogate, name_of
-from grpojax.variants.choices import SurrogateChoice, keyword_option
-from grpojax.variants.critics import Critic, WithCritic
+from grpojax.losses.surrogates import name_of
+from grpojax.variants.method import Method
+from grpojax.variants.variant import Grade, Variant, is_path
 
-Grade = Literal["deployed", "replicated", "ablated", "single team"]
-# What a trainer may lack, and what it is.
-NEEDS = {
-    "critic": "a critic: signals.values, or signals.token_bias, and a loss of its own",
-    "culling": "a data order that leaves out solved prompts (data.RetiringBatches)",
-    "displacement_weights": "the weights of losses.displacement_weights",
-    "entropy": "signals.entropy, of the full vocabulary at every token",
-    "greedy": "signals.greedy_rewards, of one greedy completion a prompt",
-    "ground_truth": "signals.likelihood of the true answer",
-    "hidden_states": "signals.influence and influence_means, or signals.hidden, probs and columns",
-    "rollout_plan": "samples given to prompts by allocation.xrpo_allocate",
-    "step_rewards": "signals.step_rewards",
-    "teacher": "signals.ref_logps, under a teacher",
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Variant:
-    """One method: a published one, or one of your own.
-
-    Attributes:
-      name: as in the recipe; the import path for one of your own.
-      advantage: ``(rewards [P, G], Signals) -> [P, G, T]``.
-      objective: what the update minimises.
-      citation: paper and arXiv id; empty for one of your own.
-      evidence: "deployed" in a named model, "replicated" by others, "ablated" at length by its team, or "single team".
-      needs: its inputs beyond rewards, lengths, tokens and log-probs: keys of `NEEDS`, or the import path
-        ``package.module:class`` of a part of your own for the trainer.
-      keep: the filter ``(metrics, on) -> [P] bool`` that decides which prompts train (`allocation.keep_prompts`),
-        None for all.
-      resample: whether other prompts are drawn in place of those that the filter drops (dynamic sampling). False if the
-        method only leaves them out of the loss.
-      retire: a prompt is not drawn in later epochs once its pass rate is at least this; None draws all.
-      combine: how several rewards must become one: "sum", or "normalize", each scaled in its group first
-        (`grpojax.rewards`); None for either.
-      equal_groups: whether its mechanism is for groups whose rewards are all the same, so that a filter that drops them
-        would switch it off.
-      bounded_rewards: whether its rewards must stay in a range, which a KL in the reward would leave.
-      unverified: what the text of its paper did not confirm or does not state; empty if all was confirmed.
-      options: every option with its value; a trainer reads from it how signals are computed.
-      critic: the network that learns with the policy; None for none.
-
-    A printed variant shows its advantage chain and its objective. It also shows its filter (``keep``), what it needs,
-    and which log-probs and other arrays its loss reads (`grpojax.losses.Objective.reads`), where there are any.
-
-    Example:
-      >>> from grpojax import variants
-      >>> print(variants.max_rl())
-      max_rl
-      advantage: max_rl() | to_tokens()
-      objective: clipped(low=0.2, high=0.2, dual=None), ratio=token, aggregate=token_mean, no KL
-      >>> str(variants.dapo(kl_coef=0.1)).splitlines()[3:]
-      ['keep: keep_prompts, draws others for the rest', 'reads: ref_logps (kl_coef=0.1)']
-    """
-
-    name: str
-    advantage: A.Transform
-    objective: L.Objective
-    citation: str = ""
-    evidence: Grade = "single team"
-    needs: tuple[str, ...] = ()
-    keep: Callable[..., Any] | None = None
-    resample: bool = True
-    retire: float | None = None
-    combine: Literal["sum", "normalize"] | None = None
-    equal_groups: bool = False
-    bounded_rewards: bool = False
-    unverified: str = ""
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    critic: Critic | None = None
-
-    def __post_init__(self):
-        if not callable(self.advantage) or isinstance(self.advantage, type):
-            raise ValueError(
-                f"variant {self.name!r}: advantage={self.advantage!r}: give a chain, advantages.chain(...)"
-            )
-        if not isinstance(self.objective, L.Objective):
-            raise ValueError(f"variant {self.name!r}: objective={self.objective!r}: give a losses.Objective")
-        if self.evidence not in get_args(Grade):
-            raise ValueError(f"variant {self.name!r}: evidence={self.evidence!r}: {', '.join(get_args(Grade))}")
-        if isinstance(self.needs, str) or (unknown := [n for n in self.needs if n not in NEEDS and not is_path(n)]):
-            wrong = self.needs if isinstance(self.needs, str) else unknown[0]
-            raise ValueError(f"variant {self.name!r}: needs={wrong!r}: give a tuple of {', '.join(NEEDS)}")
-
-        if ("critic" in self.needs) != (self.critic is not None):
-            raise ValueError(f"variant {self.name!r}: needs 'critic' and critic go together: give both or neither")
-
-    def __str__(self) -> str:
-        terms = {f.name: getattr(self.objective, f.name) for f in dataclasses.fields(self.objective)}
-        usual = {f.name: f.default for f in dataclasses.fields(L.Objective)}
-        shown = ["surrogate", "ratio", "aggregate"]
-        shown += [name for name, value in terms.items() if name not in shown and value != usual[name]]
-        text = ", ".join(f"{n}={A.text_of(terms[n])}" if n != "surrogate" else A.text_of(terms[n]) for n in shown)
-        text += "" if self.objective.needs_reference else ", no KL"
-        lines = [self.name, f"advantage: {A.text_of(self.advantage)}", f"objective: {text}"]
-        if self.keep is not None:
-            others = "draws others for the rest" if self.resample else "leaves the rest out of the loss"
-            lines.append(f"keep: {A.text_of(self.keep)}, {others}")
-        if self.needs:
-            lines.append(f"needs: {', '.join(self.needs)}")
-        if reads := self.objective.reads:
-            lines.append(f"reads: {', '.join(f'{name} ({term})' for name, term in reads.items())}")
-        return "\n".join(lines)
-
-
-# Fields of `losses.Objective` that every variant offers; those that only some have are offered where they are given.
-OPTIONS = (
-    "ratio_denominator",
-    "aggregate",
-    "constant",
-    "count_empty",
-    "kl_coef",
-    "kl_kind",
-    "kl_in",
-    "entropy_coef",
-    "entropy_target",
-    "entropy_step",
-    "importance",
-    "importance_level",
-    "importance_low",
-    "importance_high",
-    "off_policy_limit",
-    "covariance",
-    "covariance_fraction",
-    "covariance_low",
-    "covariance_high",
-    "covariance_coef",
-)
 # Options of other trainers whose names are close to another option here, and what they are here.
 _ELSEWHERE = {"epsilon": "clip_low and clip_high", "epsilon_high": "clip_high", "delta": "clip_dual", "beta": "kl_coef"}
-_FIELDS = {f.name: f for f in dataclasses.fields(L.Objective)}
 _ALL: dict[str, Callable[..., Variant]] = {}
-_CLIPPED = L.clipped()
+_CONTROLS: dict[Callable[..., Variant], Mapping[str, Any] | None] = {}
 
 
 def published(
@@ -163,32 +35,34 @@ def published(
     combine: Literal["sum", "normalize"] | None = None,
     equal_groups: bool = False,
     bounded_rewards: bool = False,
-    token_kl: bool = False,
     control: Mapping[str, Any] | None = None,
     unverified: str = "",
-    surrogate: Any = _CLIPPED,
-    **objective: Any,
-) -> Callable[[Callable[..., A.Transform | WithCritic]], Callable[..., Variant]]:
-    """Registers a function ``(options) -> advantage chain`` as a variant; with a critic, it returns `WithCritic`.
+) -> Callable[[type[Method]], Callable[..., Variant]]:
+    """Registers a class of options, a `Method`, as a variant. Its name then stands for ``(**options) -> Variant``.
+
+    The class becomes a frozen dataclass; its fields, and those of its bases, are the options.
 
     Args:
       citation, evidence, needs, keep, resample, retire, combine, equal_groups, bounded_rewards, unverified: as in
         `Variant`.
-      token_kl: whether the chain can take the KL off tokens' rewards, by its option ``kl_coef``. Then ``kl_in`` may be
-        "token_reward"; with another ``kl_in`` the chain gets 0.
       control: the result of `control`: the options that switch the variant's one mechanism off, or ``{"name": "grpo"}``
         if another variant is the same without that mechanism.
-      surrogate, objective: fields of `losses.Objective`. The surrogate may be a `SurrogateChoice`, or a function of
-        your own, which has no options. With ``aggregate="constant"`` and no constant, that is an option that must be
-        given.
 
     Raises:
-      ValueError: there is a variant of that name in another module, the surrogate is none, ``control`` names an option
-        that the variant does not have, or only one of ``token_kl`` and an option ``kl_coef`` of the chain is there.
+      ValueError: it is no such class, there is a variant of that name in another module, or ``control`` names an option
+        that the variant does not have.
+
+    Example:
+      >>> from grpojax.variants import GroupNormalised
+      >>> @published("Somebody et al., arXiv 2501.00000", control={"clip_high": 0.2})
+      ... class higher(GroupNormalised):
+      ...     '''GRPO with a higher upper clip.'''
+      ...
+      ...     clip_high: float = 0.28
+      >>> higher(kl_coef=0.1).objective.surrogate
+      clipped(low=0.2, high=0.28, dual=None)
+      >>> del _ALL["higher"]
     """
-    for each in surrogate.of.values() if isinstance(surrogate, SurrogateChoice) else (surrogate,):
-        check_surrogate(each)
-    choice = surrogate if isinstance(surrogate, SurrogateChoice) else SurrogateChoice("", {"": surrogate})
     facts = {
         "citation": citation,
         "evidence": evidence,
@@ -202,99 +76,54 @@ def published(
         "unverified": unverified,
     }
 
-    def register(chain: Callable[..., A.Transform | WithCritic]) -> Callable[..., Variant]:
-        name, own = chain.__name__, inspect.signature(chain, eval_str=True).parameters
-        if name in _ALL and _ALL[name].__module__ != chain.__module__:
+    def register(method: type[Method]) -> Callable[..., Variant]:
+        name = method.__name__
+        if name in _ALL and _ALL[name].__module__ != method.__module__:
             raise ValueError(f"variant {name!r} is there already, in {_ALL[name].__module__}: give it another name")
-        if token_kl != ("kl_coef" in own):
-            takes = "a" if "kl_coef" in own else "no"
-            raise ValueError(
-                f"variant {name!r}: token_kl={token_kl}, and its chain takes {takes} kl_coef: token_kl=True is for a "
-                "chain that takes the KL off tokens' rewards by that option"
-            )
-        signature = _signature(own, choice, objective)
-
-        @functools.wraps(chain)
-        def variant(**given: Any) -> Variant:
-            try:
-                bound = signature.bind(**given)
-            except TypeError as e:
-                raise ValueError(f"variant {name!r}: {e}") from None
-            bound.apply_defaults()
-            chosen = bound.arguments
-            terms = objective | {field: chosen[field] for field in _offered(choice, objective)}
-            if choice.option in _FIELDS and chosen[choice.option] != "none":
-                terms[choice.option] = chosen[choice.option]
-            loss = L.Objective(surrogate=choice.pick(name, chosen), **terms)
-            arguments = {name: chosen[name] for name in own}
-            if token_kl and loss.kl_in != "token_reward":
-                arguments["kl_coef"] = 0.0  # it is the sample's reward, or the loss, that has the KL
-            if loss.kl_in == "token_reward" and not token_kl:
-                raise ValueError(f"variant {name!r} has no token rewards: kl_in='reward' or 'loss'")
-            advantage, critic = _advantage(chain(**arguments), loss)
-            return Variant(name=name, advantage=advantage, critic=critic, objective=loss, options=dict(chosen), **facts)
-
+        if not (isinstance(method, type) and issubclass(method, Method)):
+            raise ValueError(f"variant {name!r}: published goes with a class under variants.Method, which has options")
+        if missing := getattr(method, "__abstractmethods__", None):
+            raise ValueError(f"variant {name!r}: its class must define {' and '.join(sorted(missing))}")
+        for option in inspect.get_annotations(method):
+            _check_default(name, option, vars(method).get(option))
+        dataclasses.dataclass(frozen=True, kw_only=True)(method)
+        known = _defaults(method)
         if control is not None and "name" not in control:
-            for option in (option for option in control if option not in signature.parameters):
+            for option in (option for option in control if option not in known):
                 raise ValueError(
-                    f"variant {name!r}: control={dict(control)}: it has no option {option!r}"
-                    f"{_nearest(option, signature.parameters)}"
+                    f"variant {name!r}: control={dict(control)}: it has no option {option!r}{_nearest(option, known)}"
                 )
-        variant.__signature__ = signature  # pyrefly: ignore
-        variant.control = control  # pyrefly: ignore
-        _ALL[name] = variant
+
+        @functools.wraps(method, updated=())
+        def variant(**given: Any) -> Variant:
+            _check_options(name, known, given)
+            options = {**known, **given}
+            for option in (option for option in options if options[option] is inspect.Parameter.empty):
+                raise ValueError(f"variant {name!r}: missing a required argument: {option!r}")
+            return Variant(name=name, options=options, **_parts(name, method(**options)), **facts)
+
+        _ALL[name], _CONTROLS[variant] = variant, control
         return variant
 
     return register
 
 
-def _offered(choice: SurrogateChoice, objective: Mapping[str, Any]) -> list[str]:
-    """Fields of `losses.Objective` that are options; the choice's own option is not among them."""
-    return [name for name in _FIELDS if name in {*OPTIONS, *objective} - {choice.option}]
-
-
-def _signature(
-    own: Mapping[str, inspect.Parameter], choice: SurrogateChoice, objective: Mapping[str, Any]
-) -> inspect.Signature:
-    """The chain's options, the surrogate's, and the objective's."""
-    options = dict(own) | choice.parameters()
-    for name in (n for n in _offered(choice, objective) if n not in own):
-        default = objective.get(name, _FIELDS[name].default)
-        if name == "constant" and objective.get("aggregate") == "constant" and default is None:
-            default = inspect.Parameter.empty
-        options[name] = keyword_option(name, default, _FIELDS[name].type)
-    return inspect.Signature(list(options.values()), return_annotation=Variant)
-
-
-def _advantage(made: A.Transform | WithCritic, loss: L.Objective) -> tuple[A.Transform, Critic | None]:
-    """The chain and the critic, with a KL in the samples' rewards where the objective says that it is there."""
-    advantage, critic = (made.advantage, made.critic) if isinstance(made, WithCritic) else (made, None)
-    if loss.kl_in == "reward" and loss.kl_coef:
-        advantage = A.chain(advantage, reward=A.subtract_kl(loss.kl_coef))
-        if critic is not None:
-            targets = A.chain(critic.targets, reward=A.subtract_kl(loss.kl_coef))
-            critic = dataclasses.replace(critic, targets=targets)
-    return advantage, critic
-
-
-def group_normalised(ddof: int, eps: float) -> tuple[A.Transform, A.Transform]:
-    """GRPO's steps before `to_tokens`: subtract the group's mean, divide by its deviation."""
-    return A.center("group"), A.scale("group", ddof=ddof, eps=eps)
+def _parts(name: str, method: Method) -> dict[str, Any]:
+    """The objective, the advantages and the critic, with a KL in the samples' rewards where the objective says so."""
+    objective = method.objective()
+    if objective.kl_in == "token_reward" and not method.has_token_rewards:
+        raise ValueError(f"variant {name!r} has no token rewards: kl_in='reward' or 'loss'")
+    advantage, critic = method.chain(), method.critic()
+    if objective.kl_in == "reward" and objective.kl_coef:
+        less = A.subtract_kl(objective.kl_coef)
+        advantage = A.chain(advantage, reward=less)
+        critic = critic and dataclasses.replace(critic, targets=A.chain(critic.targets, reward=less))
+    return {"objective": objective, "advantage": advantage, "critic": critic}
 
 
 def names() -> list[str]:
     """The names that `get` knows."""
     return sorted(_ALL)
-
-
-def is_path(name: str) -> bool:
-    """Whether ``name`` is the import path ``package.module:function`` of a variant that is not of this package.
-
-    Example:
-      >>> is_path("my_variants:mine"), is_path("grpo")
-      (True, False)
-    """
-    return ":" in name
 
 
 def source(name: str) -> str | None:
@@ -317,7 +146,9 @@ def _imported(path: str) -> tuple[Callable[..., Variant], str]:
         where = "; it must be installed, or in the folder that you are in" if isinstance(e, ImportError) else ""
         raise ValueError(f"{path!r} cannot be imported: {type(e).__name__}: {' '.join(str(e).split())}{where}") from e
     if not callable(function) or isinstance(function, type):
-        raise ValueError(f"{path!r} is no function: give one under @published(...), or one that returns a Variant")
+        raise ValueError(
+            f"{path!r} is no variant: give a class under @published(...), or a function that returns a Variant"
+        )
     kinds = inspect.Parameter
     for option in inspect.signature(function).parameters.values():
         if option.kind in (kinds.POSITIONAL_ONLY, kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
@@ -340,6 +171,65 @@ def _function(name: str) -> Callable[..., Variant]:
     return _ALL[name]
 
 
+def section(name: str) -> type:
+    """The dataclass whose fields are the options of a variant, as a recipe gives them.
+
+    It is the class under `published`. For a function of your own that returns a `Variant`, it has a field for each of
+    the function's parameters.
+
+    Example:
+      >>> section("gspo")(clip_high=0.1).ratio
+      'sequence'
+    """
+    function = _function(name)
+    method = inspect.unwrap(function)
+    if isinstance(method, type):
+        return method
+    try:
+        options = inspect.signature(function, eval_str=True).parameters.values()
+    except NameError as e:
+        raise ValueError(f"variant {name!r}: the type of an option is unknown: {e}") from e
+    fields = []
+    for option in options:
+        default = dataclasses.MISSING if option.default is option.empty else option.default
+        _check_default(name, option.name, default)
+        kind = Any if option.annotation is option.empty else option.annotation
+        fields.append((option.name, kind, dataclasses.field(default=default)))
+    return dataclasses.make_dataclass(function.__name__, fields, frozen=True, kw_only=True)
+
+
+def _check_default(name: str, option: str, default: Any) -> None:
+    """Raises `ValueError` where a default is a list, or another value that may change."""
+    made = getattr(default, "default_factory", dataclasses.MISSING) is not dataclasses.MISSING
+    if made or type(default).__hash__ is None:
+        raise ValueError(f"variant {name!r}: the default of {option} may change: give a tuple, or None")
+
+
+def parameters(name: str) -> Mapping[str, Any]:
+    """The options of a variant: name to default, `inspect.Parameter.empty` for one that must be given.
+
+    Those of its class stand before those of its bases, and those of the objective last.
+
+    Example:
+      >>> list(parameters("nthr"))[:8]
+      ['beta', 'eta', 'self_term', 'select', 'ddof', 'eps', 'clip_low', 'clip_high']
+    """
+    return _defaults(section(name))
+
+
+def _defaults(section: type) -> dict[str, Any]:
+    """The result of `parameters`. A dataclass itself has the fields of its bases first."""
+    fields = [f for f in dataclasses.fields(section) if f.init]
+    if issubclass(section, Method):
+        kinds, terms = typing.get_type_hints(section), typing.get_type_hints(L.Objective)
+        bases = [base for base in section.__mro__ if dataclasses.is_dataclass(base)]
+        first = {f.name: n for n, base in enumerate(bases) for f in dataclasses.fields(base)}
+        # A `ratio` that also says whether there is one (`OnPolicy`) is of another type, and is the method's own option.
+        places = {name: n for n, name in enumerate(terms) if kinds.get(name) == terms[name]}
+        fields.sort(key=lambda f: (places.get(f.name, -1), first[f.name]))
+    return {f.name: inspect.Parameter.empty if f.default is dataclasses.MISSING else f.default for f in fields}
+
+
 def get(name: str, **overrides: Any) -> Variant:
     """The variant called ``name``; raises `ValueError` for a name or an override that it does not have.
 
@@ -351,7 +241,8 @@ def get(name: str, **overrides: Any) -> Variant:
       >>> variants.get("grpo", kl_coef=0.0).objective.needs_reference
       False
     """
-    known = _check_options(name, overrides)
+    known = parameters(name)
+    _check_options(name, known, overrides)
     function = _function(name)
     if not is_path(name):
         return function(**overrides)
@@ -363,20 +254,18 @@ def get(name: str, **overrides: Any) -> Variant:
         raise ValueError(f"variant {name!r} failed: {type(e).__name__}: {' '.join(str(e).split())}") from e
     if not isinstance(made, Variant):
         raise ValueError(
-            f"variant {name!r} returned a {type(made).__name__}: put it under @published(...), or return a Variant"
+            f"variant {name!r} returned a {type(made).__name__}: put a class under @published(...), or return a Variant"
         )
     options = {k: v for k, v in known.items() if v is not inspect.Parameter.empty} | overrides
     return dataclasses.replace(made, name=name, options={**options, **made.options})
 
 
-def _check_options(name: str, options: Iterable[str]) -> Mapping[str, Any]:
-    """The parameters of a variant; raises `ValueError` for an option that is none of them."""
-    known = parameters(name)
-    for key in options:
+def _check_options(name: str, known: Iterable[str], given: Iterable[str]) -> None:
+    """Raises `ValueError` for an option that a variant does not have."""
+    for key in given:
         if key not in known:
             there = f"; TRL's {key} is {_ELSEWHERE[key]} here" if key in _ELSEWHERE else _nearest(key, known)
             raise ValueError(f"variant {name!r} takes no {key!r}{there}")
-    return known
 
 
 def control(name: str, **options: Any) -> tuple[str, dict[str, Any]] | None:
@@ -403,8 +292,9 @@ def control(name: str, **options: Any) -> tuple[str, dict[str, Any]] | None:
       ('grpo', {'aggregate': 'sequence_sum', 'kl_coef': 0.0})
       >>> control("grpo")
     """
-    known = _check_options(name, options)
-    off = getattr(_function(name), "control", None)
+    known = parameters(name)
+    _check_options(name, known, options)
+    off = _CONTROLS.get(_function(name))
     if off is None:
         return None
     own = {k: v for k, v in {**known, **options}.items() if v is not inspect.Parameter.empty}
@@ -414,46 +304,6 @@ def control(name: str, **options: Any) -> tuple[str, dict[str, Any]] | None:
     if target == name and wanted == own:
         return None
     return target, {k: v for k, v in wanted.items() if v != defaults[k]}
-
-
-def check_needs(variant: Variant, provided: Iterable[str] = ()) -> None:
-    """Raises `ValueError` naming what ``variant`` needs beyond ``provided``, keys of `NEEDS`: trainers call it first.
-
-    Without it some needs would go unnoticed: without its rollout plan, XRPO runs but is another method.
-
-    Example:
-      >>> from grpojax import variants
-      >>> check_needs(variants.grpo())
-      >>> check_needs(variants.remax())
-      Traceback (most recent call last):
-      ValueError: variant 'remax' needs greedy: signals.greedy_rewards, of one greedy completion a prompt
-    """
-    missing = [f"{name}: {NEEDS.get(name, 'a part of your own')}" for name in variant.needs if name not in provided]
-    if missing:
-        raise ValueError(f"variant {variant.name!r} needs {'; '.join(missing)}")
-
-
-def parameters(name: str) -> Mapping[str, Any]:
-    """The options of a variant: name to default, `inspect.Parameter.empty` for one that must be given."""
-    return {k: p.default for k, p in inspect.signature(_function(name)).parameters.items()}
-
-
-def annotations(name: str) -> list[tuple]:
-    """A variant's parameters as the fields of `dataclasses.make_dataclass`, those that must be given first."""
-    try:
-        options = inspect.signature(_function(name), eval_str=True).parameters.values()
-    except NameError as e:
-        raise ValueError(f"variant {name!r}: the type of an option is unknown: {e}") from e
-    empty, required, rest = inspect.Parameter.empty, [], []
-    for option in options:
-        kind = Any if option.annotation is empty else option.annotation
-        if option.default is empty:
-            required.append((option.name, kind))
-            continue
-        if type(option.default).__hash__ is None:
-            raise ValueError(f"variant {name!r}: the default of {option.name} may change: give a tuple, or None")
-        rest.append((option.name, kind, option.default))
-    return required + rest
 
 
 def table() -> str:

@@ -1,7 +1,7 @@
 """Which methods are the same if the policy that learns is the one that drew the samples."""
 
 from grpojax import losses as L
-from grpojax.variants.registry import Variant
+from grpojax.variants.variant import Variant
 
 # Their gradient at ratio 1 is -A times that of log π (at level "sequence": its mean over the sample).
 _ALIKE = (L.clipped, L.unclipped, L.cispo, L.soft_adaptive, L.geometric, L.vespo, L.dppo_tv, L.dppo_kl)

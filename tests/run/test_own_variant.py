@@ -15,6 +15,7 @@ import runs
 import spies
 from own_variants import NUMBER, OWN, load
 
+from grpojax import advantages as A
 from grpojax import losses as L
 from grpojax import variants
 from grpojax.host import settings
@@ -33,7 +34,7 @@ from grpojax.types import Rollout
 module = own_variants.module
 
 
-def test_its_options_are_those_of_its_function_its_surrogate_and_every_variant(module):
+def test_its_options_are_those_of_its_class_and_its_bases(module):
     path = f"{module}:mine"
     variant = load({"name": path, "eps": 1e-3, "clip_high": 0.4, "kl_coef": 0.1}).method.variant
     assert variant.name == path and variant.options.items() >= {"eps": 1e-3, "clip_high": 0.4, "kl_in": "loss"}.items()
@@ -167,7 +168,8 @@ def test_its_programs_have_names_of_their_own(module):
         ("mine", {"eps": "much"}, r"variant\.eps='much'.*expected a (valid )?number"),
         ("mine", {"clip_low": 2.0}, "variant: low=2.0"),
         ("nothing", {}, "cannot be imported: AttributeError"),
-        ("number", {}, "is no function: give one under @published"),
+        ("number", {}, "is no variant: give a class under @published"),
+        ("not_published", {}, "is no variant: give a class under @published"),
         ("on_samples", {}, r"advantages have shape \(2, 8\), wanted \[P, G, T\].*to_tokens"),
         ("sees_no_shape", {}, "rollout.group=8: AttributeError"),
         ("mean_of_tokens", {}, r"surrogate <lambda>: its result has shape \(\)"),
@@ -176,7 +178,7 @@ def test_its_programs_have_names_of_their_own(module):
         ("drawn", {"needs": ["Draws", "DrawsToo"]}, "Draws' and '.*DrawsToo' each draw samples in a way of their own"),
         ("needs", {"what": "no_module:Luck"}, "the part 'no_module:Luck' cannot be imported"),
         ("needs", {"what": "luck"}, "needs='luck': give a tuple of critic"),
-        ("no_variant", {}, "returned a function: put it under @published"),
+        ("no_variant", {}, "returned a function: put a class under @published"),
         ("fails", {}, "failed: ZeroDivisionError: division by zero"),
         ("any_option", {}, r"takes \*\*options: its options must have names"),
         ("positional", {}, "takes k: its options must have names"),
@@ -228,17 +230,46 @@ def test_a_plain_function_is_a_surrogate_under_published(module):
     np.testing.assert_array_equal(objective.surrogate(ratios, ones), -ratios)
     loss, metrics = L.policy_loss(ratios, objective=objective, advantages=ones, weights=ones, old_logps=0 * ones)
     assert loss == 0.5 and "clip_high" not in metrics
-    for wrong in ("clipped", L.clipped, 3):
-        with pytest.raises(ValueError, match="surrogate="):
-            variants.published(surrogate=wrong)
 
 
 def test_a_published_name_is_not_taken_over():
-    def grpo():
-        return None
+    class grpo(variants.GroupNormalised):
+        pass
 
     with pytest.raises(ValueError, match=r"'grpo' is there already, in grpojax\.variants"):
         variants.published()(grpo)
+
+
+def no_class():
+    return None
+
+
+class Half(variants.Method):
+    def chain(self):
+        return A.chain(A.center("group"), A.to_tokens())
+
+
+class Changing(variants.GroupNormalised):
+    weights: list = [1.0]
+
+
+class Made(variants.GroupNormalised):
+    weights: list = dataclasses.field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (no_class, "'no_class': published goes with a class under variants.Method"),
+        (Half, "'Half': its class must define surrogate"),
+        (Changing, "'Changing': the default of weights may change: give a tuple"),
+        (Made, "'Made': the default of weights may change: give a tuple"),
+    ],
+)
+def test_what_cannot_be_published(what, said):
+    with pytest.raises(ValueError, match=said):
+        variants.published()(what)
+    assert what.__name__ not in variants.names()
 
 
 def test_a_run_is_of_one_source(module, tmp_path):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from variant_examples import REQUIRED, built, example
 
-from grpojax import advantages as A
 from grpojax import losses as L
 from grpojax import variants
 
@@ -134,8 +133,8 @@ def test_a_variant_of_ones_own_states_its_own(monkeypatch):
     monkeypatch.setattr(variants.registry, "_ALL", dict(variants.registry._ALL))
 
     @variants.published(control={"strength": 0.0})
-    def mine(*, strength: float = 1.0, eps: float = 1e-4):
-        return A.chain(A.center("group"), A.scale("group", eps=eps), A.to_tokens())
+    class mine(variants.GroupNormalised):
+        strength: float = 1.0
 
     assert variants.control("mine", eps=0.1) == ("mine", {"strength": 0.0, "eps": 0.1})
     with pytest.raises(ValueError, match="variant 'mine' takes no 'strenght'; did you mean 'strength'"):
@@ -143,30 +142,8 @@ def test_a_variant_of_ones_own_states_its_own(monkeypatch):
     with pytest.raises(ValueError, match="variant 'another': control=.*: it has no option 'strength'"):
 
         @variants.published(control={"strength": 0.0})
-        def another(*, eps: float = 1e-4):
-            return A.chain(A.center("group"), A.to_tokens())
+        class another(variants.GroupNormalised):
+            pass
 
     with pytest.raises(ValueError, match="'nobody' is unknown"):
         variants.control("nobody")
-
-
-@pytest.mark.parametrize("token_kl", [True, False])
-def test_a_chain_takes_the_kl_off_tokens_rewards_only_if_it_says_so(monkeypatch, token_kl):
-    monkeypatch.setattr(variants.registry, "_ALL", dict(variants.registry._ALL))
-
-    def plain():
-        return A.chain(A.center("group"), A.to_tokens())
-
-    def taking(*, kl_coef: float = 0.0):
-        return A.chain(A.token_rewards(kl_coef=kl_coef), A.token_returns())
-
-    takes, other = (taking, plain) if token_kl else (plain, taking)
-    with pytest.raises(
-        ValueError, match=f"token_kl={token_kl}, and its chain takes {'no' if token_kl else 'a'} kl_coef"
-    ):
-        variants.published(token_kl=token_kl)(other)
-    made = variants.published(token_kl=token_kl)(takes)
-    if token_kl:
-        with_kl = made(kl_coef=0.1, kl_in="token_reward", kl_kind="k1")
-        assert "kl_coef=0.1" in A.text_of(with_kl.advantage)
-        assert "kl_coef=0.0" in A.text_of(made(kl_coef=0.1).advantage)

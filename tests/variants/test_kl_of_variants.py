@@ -5,6 +5,7 @@ import pytest
 from oracles import close
 from variant_examples import built, on_tokens
 
+from grpojax import advantages as A
 from grpojax import variants
 
 # k1 of two samples of two tokens: 0.5 + 0.5 and -1 + 0; with a coefficient of 0.4 a reward loses 0.4, the other gains
@@ -54,6 +55,13 @@ def test_reinforce_pp_takes_the_kl_off_once():
     ):
         got = on_tokens("reinforce_pp", [[1, 0]], size=2, options={"kl_coef": 0.4, **options}, **signals)
         close(got, whitened(np.array(want)), atol=1e-5)
+
+
+def test_the_chain_takes_the_kl_off_where_the_objective_says_so():
+    for name in ("reinforce_pp", "ppo"):
+        for place, kind, coef in (("token_reward", "k1", 0.1), ("reward", "k1", 0.0), ("loss", "k3", 0.0)):
+            made = variants.get(name, kl_coef=0.1, kl_in=place, kl_kind=kind)
+            assert f"token_rewards(kl_coef={coef})" in A.text_of(made.advantage)
 
 
 @pytest.mark.parametrize("name", sorted(set(variants.names()) - {"ppo", "reinforce_pp"}))

@@ -378,11 +378,20 @@ def test_variants_that_are_another(name, options):
     assert np.abs(np.asarray(want[1])).max() > 0.01
 
 
+def test_options_of_all_are_the_objectives():
+    """With its types and defaults; whatever else a method shares with others it has from one more base."""
+    objective = {f.name: f for f in dataclasses.fields(L.Objective)}
+    for field in dataclasses.fields(variants.Method):
+        assert (field.type, field.default) == (objective[field.name].type, objective[field.name].default), field.name
+    for name in variants.names():
+        section, *bases = [c for c in variants.section(name).__mro__ if dataclasses.is_dataclass(c)]
+        assert section.__name__ == name and bases[-1] is variants.Method and len(bases) <= 2
+
+
 def test_each_can_be_configured():
     """Types and defaults are such that a config section can hold them, checked as any other section's."""
     for name in variants.names():
-        section = dataclasses.make_dataclass("Section", variants.annotations(name), frozen=True)
-        root = dataclasses.make_dataclass("Root", [("variant", section)])
+        root = dataclasses.make_dataclass("Root", [("variant", variants.section(name))])
         given = REQUIRED.get(name, {})
         built = grpojax.host.settings.build(root, {"variant": given | {"entropy_coef": "1e-3"}})
         assert variants.get(name, **dataclasses.asdict(built.variant)).objective.entropy_coef == 1e-3

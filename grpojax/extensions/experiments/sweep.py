@@ -11,6 +11,7 @@ import json
 import math
 import re
 import sys
+import typing
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -366,11 +367,13 @@ def _seeds(record: SweepRecord, pilot: str | None) -> list[str]:
 
 
 def _typed(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a variant as its function takes them: `1e-4`, which is a text in YAML, becomes a number."""
-    fields = [field[:2] for field in variants.annotations(spec["name"]) if field[0] in spec]
-    section = dataclasses.make_dataclass("Options", fields, frozen=True)
-    built = settings.build(section, {name: spec[name] for name, _ in fields})
-    return {name: getattr(built, name) for name, _ in fields}
+    """The options of a variant as it takes them: `1e-4`, which is a text in YAML, becomes a number."""
+    section = variants.section(spec["name"])
+    kinds = typing.get_type_hints(section)
+    given = [field.name for field in dataclasses.fields(section) if field.name in spec]
+    some = dataclasses.make_dataclass("Options", [(name, kinds[name]) for name in given], frozen=True)
+    built = settings.build(some, {name: spec[name] for name in given})
+    return {name: getattr(built, name) for name in given}
 
 
 def read_variants(text: str) -> tuple[str | dict[str, Any], ...]:
