@@ -39,7 +39,7 @@ class gtpo(OnPolicy):
     everywhere: bool = False
     count_norm: bool = False
     ratio: Literal["none", "token"] = "none"
-    own_surrogate, own_ratio, levels = L.unclipped(), "own", ("token",)
+    own_surrogate, own_ratio = L.unclipped(), "own"
 
     def chain(self) -> A.Transform:
         return A.chain(

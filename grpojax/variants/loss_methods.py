@@ -7,7 +7,7 @@ from grpojax import advantages as A
 from grpojax import allocation
 from grpojax import losses as L
 from grpojax.variants.critics import Critic, ValueLoss, add_values
-from grpojax.variants.method import Clipped, GroupNormalised, Method, given, group_normalised, one_of
+from grpojax.variants.method import Clipped, GroupNormalised, Method, check_choice, given, group_normalised
 from grpojax.variants.registry import published
 
 
@@ -273,7 +273,7 @@ class dppo(Method):
         return A.chain(*group_normalised(self.ddof, self.eps), A.to_tokens())
 
     def surrogate(self) -> L.dppo_tv:
-        one_of(self, "divergence", ("tv", "kl"))
+        check_choice(self, "divergence")
         bounded = L.dppo_tv if self.divergence == "tv" else L.dppo_kl
         return bounded(**given(low=self.clip_low, high=self.clip_high), kl_coef=self.ratio_kl_coef)
 

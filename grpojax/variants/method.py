@@ -7,6 +7,7 @@ most two bases: `Method`, which has those of the objective, and one of `Clipped`
 
 import abc
 import dataclasses
+import typing
 from typing import Any, ClassVar, Literal
 
 from grpojax import advantages as A
@@ -159,10 +160,9 @@ class OnPolicy(Method):
     # Without a ratio: the loss of a token, and the field ``ratio`` of the objective.
     own_surrogate: ClassVar[Any] = L.reinforce()
     own_ratio: ClassVar[L.Ratio] = "token"
-    levels: ClassVar[tuple[L.Ratio, ...]] = ("token", "sequence")
 
     def surrogate(self) -> Any:
-        one_of(self, "ratio", ("none", *self.levels))
+        check_choice(self, "ratio")
         clip = given(low=self.clip_low, high=self.clip_high, dual=self.clip_dual)
         if self.ratio != "none":
             return L.clipped(**clip)
@@ -184,8 +184,8 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def one_of(method: Method, option: str, choices: tuple[str, ...]) -> None:
-    """Raises `ValueError` where an option is none of the choices that it has."""
+def check_choice(method: Method, option: str) -> None:
+    """Raises `ValueError` where an option is not of its type, which is a ``Literal`` of texts."""
+    name, choices = type(method).__name__, typing.get_args(typing.get_type_hints(type(method))[option])
     if (value := getattr(method, option)) not in choices:
-        name = type(method).__name__
         raise ValueError(f"variant {name!r}: {option}={value!r}: must be one of {', '.join(choices)}")

@@ -102,6 +102,9 @@ def published(
                 raise ValueError(f"variant {name!r}: missing a required argument: {option!r}")
             return Variant(name=name, options=options, **_parts(name, method(**options)), **facts)
 
+        fields = inspect.signature(method).parameters  # only for help(), which shows the class's as ``-> None``
+        shown = inspect.Signature([fields[option] for option in known], return_annotation=Variant)
+        variant.__dict__["__signature__"] = shown
         _ALL[name], _CONTROLS[variant] = variant, control
         return variant
 
