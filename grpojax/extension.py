@@ -48,6 +48,8 @@ class Names:
         ``content(name, question)``. The path is that of a module.
       rewards: functions that a recipe may name as rewards.
       environments: classes that a recipe may name as environments.
+      processes: no word, but the path of a module for runs of several processes: a `grpojax.host.processes.Pod`. Empty
+        for none.
       exclusions: no word, but the path of the extension's settings that exclude each other: a mapping from scopes
         (`grpojax.run.exclusions.rows`) to rows. Every recipe imports its module, which imports little. Empty for none.
 
@@ -68,6 +70,7 @@ class Names:
     problems: Mapping[str, str] = dataclasses.field(default_factory=dict)
     rewards: Mapping[str, str] = dataclasses.field(default_factory=dict)
     environments: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    processes: str = ""
     exclusions: str = ""
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from grpojax.host import peers
+from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.run import learn
 from grpojax.run.ending import conducted, enough_memory
@@ -40,7 +40,7 @@ def train(run: Run, on_step: Callable[[Updates], None] = lambda updates: None) -
     """
     first = run.state.step
     try:
-        with peers.telling(), enough_memory(lambda: f"after step {run.state.step}", run.memory):
+        with processes.telling(), enough_memory(lambda: f"after step {run.state.step}", run.memory):
             with conducted(run.store, run.control, run.watchdog, functools.partial(_rescue, run)) as outcome:
                 _repeat(run, on_step)
         if not outcome.finished:

@@ -1,11 +1,11 @@
 """What a run of any kind does beside its steps, also when something fails."""
 
+import contextlib
 import errno
-import types
 
 import pytest
 
-from grpojax.host import peers, processes
+from grpojax.host import processes
 from grpojax.records import directory as directories
 from grpojax.records import metrics as tracking
 from grpojax.run import recorder, store
@@ -31,7 +31,16 @@ def check_first_writes(run_of, monkeypatch, reads):
 def check_told(run_of, monkeypatch, where):
     """An error is told before what is held is let go of, at the start or in the loop."""
     calls = []
-    monkeypatch.setattr(peers, "_here", [types.SimpleNamespace(failing=lambda e: calls.append(type(e).__name__))])
+
+    @contextlib.contextmanager
+    def telling():
+        try:
+            yield
+        except Exception as e:
+            calls.append(type(e).__name__)
+            raise
+
+    monkeypatch.setattr(processes, "telling", telling)
     plain = tracking.Metrics.close
     monkeypatch.setattr(tracking.Metrics, "close", lambda self: (calls.append("close"), plain(self))[1])
     place, name = (store.Store, "settle") if where == "start" else (recorder.Recorder, "write")

@@ -19,7 +19,7 @@ from pathlib import Path
 import runs
 import tiny_run
 
-from grpojax.host import joining
+from grpojax.extensions.pods import joining
 
 LIMBO_S = 60.0
 STEPS_A_KILL = 5
@@ -39,7 +39,7 @@ PROGRAM = """
 import sys
 from grpojax.host import startup
 startup.prepare()
-from grpojax.host import joining
+from grpojax.extensions.pods import joining
 joining.HEARTBEAT_S = {silent_s}
 from grpojax.cli import main as cli
 sys.exit(cli.main(sys.argv[1:]))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import jax
+import pytest
 import quick_xla
 
 from grpojax.records import metrics as tracking
@@ -42,6 +43,7 @@ def start_together(recipe: Path, directory: Path, *overrides: str, processes: in
 
 def together(processes: int) -> list[dict[str, str]]:
     """What the environment of each of some processes says, so that they join."""
+    pytest.importorskip("grpojax.extensions.pods", reason="no extension joins several processes")
     with socket.socket() as s:
         s.bind(("localhost", 0))
         address = f"localhost:{s.getsockname()[1]}"

@@ -82,12 +82,12 @@ def _company(args: argparse.Namespace) -> Iterator[None]:
     from grpojax.host import preemption
 
     with preemption.ending():
-        from grpojax.host import peers, processes
+        from grpojax.host import processes
 
         processes.join()
         # Set again, as jax takes over SIGTERM when it joins. Set before the search for devices, as one host may fail in
         # it while the others wait.
-        with preemption.ending(), peers.watched():
+        with preemption.ending(), processes.watched():
             processes.start()
             yield
 

@@ -1,4 +1,4 @@
-"""Checks that all processes start the same run: same settings, data and weights, in a folder that all of them see."""
+"""Checks that all processes start the same run: the same settings, data, weights and versions."""
 
 import fnmatch
 import hashlib
@@ -6,11 +6,9 @@ import importlib.metadata
 import json
 import platform
 import socket
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 from etils import epath
 
 from grpojax.host import files, processes, settings
@@ -57,28 +55,6 @@ def agree(**facts: Any) -> None:
         f"the processes do not start the same run; process 0 ({name}) and others differ (0's -> theirs):\n"
         + "\n".join(lines)
     )
-
-
-def prove_shared(folder: epath.PathLike) -> None:
-    """Raises `UserError` on all processes unless all see the first one's ``folder``. Every process must call it."""
-    if jax.process_count() == 1:
-        return
-    # A name that nobody has asked for yet: network file systems remember for a while that a file did not exist.
-    mark = files.path(folder) / f".shared-{processes.meet(uuid.uuid4().hex)[0]}.tmp"
-    try:
-        if processes.is_first():
-            mark.write_text("")
-        processes.meet()
-        messages = processes.meet(_text([socket.gethostname(), mark.exists()]))
-    finally:
-        if processes.is_first():
-            mark.unlink(missing_ok=True)
-    hosts = [json.loads(text) for text in messages]
-    if blind := [f"process {i} ({host})" for i, (host, seen) in enumerate(hosts) if not seen]:
-        raise UserError(
-            f"{folder} is not the same folder everywhere: {', '.join(blind)} cannot see what process 0 ({hosts[0][0]}) "
-            "writes there\ngive a run.dir on a file system that all hosts share, or in a bucket: run.dir=gs://BUCKET/RUN"
-        )
 
 
 def versions() -> dict[str, str]:

@@ -1,45 +1,153 @@
 """Several processes, each with some of the devices: agreement between them, and work for only one.
 
 Every process runs the same program in the same order. Each reads the data and scores its own rows of every batch. Only
-the first writes the run's files. With a single process, all of this does nothing. `grpojax.device` brings arrays to the
-devices of all processes, and back.
+the first writes the run's files. With a single process, all of this does nothing. How several find each other, and what
+happens if one is lost, is an extension's (`Pod`). `grpojax.device` brings arrays to the devices of all, and back.
 """
 
 import base64
 import contextlib
+import functools
 import itertools
 import json
 import math
 import os
 import socket
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import jax
 import numpy as np
+from etils import epath
 
-from grpojax.host import coordination, internals, joining
-from grpojax.host.console import log
+from grpojax import extension
+from grpojax.host import coordination, internals
+from grpojax.host.console import log, tell
 from grpojax.host.errors import PassingError, UserError
 
 _LEAVE_S = 20.0  # time that a failed process waits for the others, so that all of them can report it
 _WAIT_S = 3600.0  # time for a process that reads a large model from a slow disk; a lost one is noticed sooner
 
 
+T = TypeVar("T")
+
+
+class PeerError(Exception):
+    """Another process failed."""
+
+
+class Meeting(Protocol):
+    """Where the processes of a run meet to change shared files: all succeed, or none."""
+
+    def together(self, act: Callable[[], T]) -> T:
+        """Returns the result of ``act`` if it succeeds on all processes; raises `PeerError` if it failed on another."""
+        ...
+
+    def of_first(self, value: T) -> T:
+        """The ``value`` of the first process on all processes; it must be JSON."""
+        ...
+
+    def anew(self) -> None:
+        """Call on all processes after a failure."""
+        ...
+
+
+class Pod(Protocol):
+    """What an extension has for several processes (`grpojax.extension.Names.processes`): functions of a module."""
+
+    def join(self) -> None:
+        """Joins the others, if there are any, by ``jax.distributed.initialize``."""
+        ...
+
+    def watched(self) -> contextlib.AbstractContextManager[None]:
+        """As `watched`."""
+        ...
+
+    def telling(self) -> contextlib.AbstractContextManager[None]:
+        """As `telling`."""
+        ...
+
+    def leave(self, reason: str) -> None:
+        """Tells the others why this process ends."""
+        ...
+
+    def prove_shared(self, folder: epath.PathLike) -> None:
+        """As `prove_shared`."""
+        ...
+
+    def meeting(self) -> Meeting:
+        """A new meeting point; all processes make theirs in the same order."""
+        ...
+
+
+class _Alone:
+    """The `Meeting` of a single process."""
+
+    def together(self, act: Callable[[], T]) -> T:
+        return act()
+
+    def of_first(self, value: T) -> T:
+        return value
+
+    def anew(self) -> None:
+        pass
+
+
+@functools.cache
+def _pod() -> Pod | None:
+    """The extension for several processes; None without one."""
+    path = next((names.processes for names in extension.installed().values() if names.processes), None)
+    return None if path is None else extension.imported(path)
+
+
 def join() -> None:
-    """Joins the other processes, if there are any (`grpojax.host.joining.find`). It does not look for devices.
+    """Joins the other processes, if there are any. It does not look for devices.
 
     Raises:
-      UserError: there should be other processes, but none was found, or they do not come.
+      UserError: there should be other processes, but none was found, they do not come, or no extension finds them.
     """
     if jax.distributed.is_initialized():
         return
-    company = joining.find(os.environ, tpu=joining.on_tpu())
-    if company is not None:
-        # On CPUs, programs in flight, and those that another process compiled, receive each other's messages.
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
-        joining.join(company)
+    if (pod := _pod()) is not None:
+        pod.join()
+    elif "JAX_COORDINATOR_ADDRESS" in os.environ:
+        raise UserError(
+            "JAX_COORDINATOR_ADDRESS is set, and no extension is installed that joins several processes\n"
+            "install the one that does (a complete grpojax has it), or unset the variable"
+        )
+
+
+def watched() -> contextlib.AbstractContextManager[None]:
+    """Inside the context, and until all processes have left it, the failure of one ends all."""
+    pod = _pod()
+    return contextlib.nullcontext() if pod is None else pod.watched()
+
+
+def telling() -> contextlib.AbstractContextManager[None]:
+    """Inside the context, an error is sent to the other processes at once, before this one lets go of what it holds."""
+    pod = _pod()
+    return contextlib.nullcontext() if pod is None else pod.telling()
+
+
+def end(message: str) -> NoReturn:
+    """Ends all processes of the run with status 1, even if the main thread of this one is waiting."""
+    tell(message)
+    if (pod := _pod()) is not None:
+        pod.leave(message)
+    internals.exit_at_once(1)
+
+
+def prove_shared(folder: epath.PathLike) -> None:
+    """Raises `UserError` on all processes unless all see the first one's ``folder``. Every process must call it."""
+    if (pod := _pod()) is not None and jax.process_count() > 1:
+        pod.prove_shared(folder)
+
+
+def meeting() -> Meeting:
+    """The meeting point of the run's processes."""
+    pod = _pod()
+    return _Alone() if pod is None or jax.process_count() == 1 else pod.meeting()
 
 
 def start() -> None:

@@ -5,7 +5,7 @@ the rest (``policy_opt_state``); a frozen network has only weights. A JSON recor
 a temporary directory and renames it once it is complete, so a restore never sees a save that was cut short.
 
 If there are several processes, each saves its part, and a save that fails on one fails on all
-(`grpojax.records.meeting`). `grpojax.records.keeping` decides which checkpoints stay.
+(`grpojax.host.processes.Meeting`). `grpojax.records.keeping` decides which checkpoints stay.
 """
 
 import asyncio
@@ -24,7 +24,6 @@ from jax.sharding import SingleDeviceSharding
 
 from grpojax.host import files, processes
 from grpojax.host.errors import UserError
-from grpojax.records import meeting
 from grpojax.records.keeping import Keeping
 from grpojax.types import TrainState
 
@@ -70,7 +69,7 @@ class Checkpoints:
     def __init__(self, directory: epath.PathLike, *, keep: int = 2, best: str | None = None, read_only: bool = False):
         self.directory = files.absolute(directory)
         self.keeping = Keeping(self.directory.parent / "scores.json", keep=keep, best=best)
-        self._meeting = meeting.Meeting()
+        self._meeting = processes.meeting()
         self._manager = _manager_of(self.directory, None if read_only else self.keeping)
 
     def latest(self) -> int | None:
@@ -137,7 +136,7 @@ class Checkpoints:
         try:
             self._meeting.together(act)
         except Exception as error:
-            message = str(error) if isinstance(error, meeting.PeerError) else f"{type(error).__name__}: {error}"
+            message = str(error) if isinstance(error, processes.PeerError) else f"{type(error).__name__}: {error}"
             with contextlib.suppress(Exception):
                 self._manager.close()
             self._meeting.anew()
@@ -147,7 +146,7 @@ class Checkpoints:
 
             try:
                 self._meeting.together(open_again)
-            except (OSError, meeting.PeerError) as e:
+            except (OSError, processes.PeerError) as e:
                 self._meeting.anew()
                 raise SaveError(f"{self.directory}: {e}") from error
             raise SaveError(f"{self.directory}: {message}") from error

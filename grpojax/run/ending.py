@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from grpojax.host import coordination, peers, preemption, processes, watchdog
+from grpojax.host import coordination, preemption, processes, watchdog
 from grpojax.host.console import log
 from grpojax.host.errors import PassingError, UserError
 from grpojax.run.control import RunControl, Stopped
@@ -90,7 +90,7 @@ def _gather(store: Store, control: RunControl, error: str) -> None:
 def hang(option: str, message: str) -> None:
     """What a watchdog does if a step takes far too long, by ``train.hang_policy``."""
     if option == "stop":
-        peers.end(f"{message}; train.hang_policy=stop ends the run, which goes on from its last save")
+        processes.end(f"{message}; train.hang_policy=stop ends the run, which goes on from its last save")
     log.warning("%s", message)
 
 

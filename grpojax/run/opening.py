@@ -10,7 +10,7 @@ import jax
 
 from grpojax import data, evaluation, variants
 from grpojax.device import compiling
-from grpojax.host import peers, processes
+from grpojax.host import processes
 from grpojax.host.compile_cache import keep_compiled
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
@@ -82,7 +82,7 @@ def opening(memory: str) -> Iterator[contextlib.ExitStack]:
     """
     with contextlib.ExitStack() as guard:
         held = guard.enter_context(contextlib.ExitStack())
-        with peers.telling(), enough_memory(lambda: "before the first step", memory):
+        with processes.telling(), enough_memory(lambda: "before the first step", memory):
             yield held
         guard.pop_all()
 

@@ -123,7 +123,7 @@ class Store:
             if project := self.config.tracking.wandb:
                 self.wandb = metrics.start_wandb(project, self.directory)
                 held.callback(self._finish_wandb, self.wandb)
-        agreement.prove_shared(self.directory)
+        processes.prove_shared(self.directory)
 
     @staticmethod
     def _finish_wandb(run: Any) -> None:

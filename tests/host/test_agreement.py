@@ -31,8 +31,8 @@ config = {"train": {"steps": 3}, "run": {"dir": "x"}}
 attempt(lambda: agreement.agree(config=config, data={"train": "5f"}))
 attempt(lambda: agreement.agree(config={**config, "train": {"steps": 3 + me}}, data={"train": "5f" + "a" * me}))
 attempt(lambda: agreement.agree(tokenizer="ab", **({"critic": "c"} if me else {})))
-attempt(lambda: agreement.prove_shared(here))
-attempt(lambda: agreement.prove_shared(os.path.join(apart, str(me))))
+attempt(lambda: processes.prove_shared(here))
+attempt(lambda: processes.prove_shared(os.path.join(apart, str(me))))
 
 def fails(who, error):
     if me == who:
@@ -88,7 +88,7 @@ def test_who_of_three_differs(monkeypatch):
 
 def test_alone(tmp_path):
     agreement.agree(data="5f")
-    agreement.prove_shared(tmp_path / "nowhere")
+    processes.prove_shared(tmp_path / "nowhere")
     with pytest.raises(UserError, match="^mine$"), processes.AllOrNone():
         raise UserError("mine")
 

@@ -13,12 +13,12 @@ from grpojax.run import control
 THREE = """
 import random, sys, time
 import jax
-from grpojax.host import peers, processes
+from grpojax.host import processes
 from grpojax.run.control import RunControl, Stopped
 processes.start()
 me = jax.process_index()
 rng = random.Random(me)
-with peers.watched():
+with processes.watched():
     for asker in range(3):
         run, saves = RunControl(minutes=0.3 / 60), []
         for turn in range(1, 200):

@@ -14,7 +14,8 @@ from jax._src import clusters
 from jax._src.clusters import cloud_tpu_cluster
 from metadata_server import serving, worker
 
-from grpojax.host import internals, joining
+from grpojax.extensions.pods import joining
+from grpojax.host import internals
 from grpojax.host.errors import UserError
 
 OLD = "unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3,unknown:unknown:10.0.0.4"
@@ -225,7 +226,8 @@ def test_which_machine_is_a_tpu_vm(monkeypatch):
 START = """
 import os, jax
 os.environ.pop("TPU_SKIP_MDS_QUERY", None)  # jax sets it where there are no chips
-from grpojax.host import coordination, joining, processes
+from grpojax.extensions.pods import joining
+from grpojax.host import coordination, processes
 from grpojax.host.errors import UserError
 if "GCE_METADATA_IP" in os.environ:
     joining.on_tpu = lambda: True

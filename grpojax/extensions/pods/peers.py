@@ -3,9 +3,9 @@
 In a run of several processes, each has a thread that looks every `LOOK_S` for posts of the others. A process that fails
 posts the reason before it leaves. Each of the others prints it too and ends, even if its main thread waits for the
 devices. A process that is killed or unreachable can post nothing. jax's heartbeats detect that: within
-`grpojax.host.joining.HEARTBEAT_S` they abort all other processes (SIGABRT, status 134), and jax prints the index of the
-lost one. If the lost one is the first, which runs jax's service, they are aborted at once and without an index. A
-process that joined no others starts no thread.
+`joining.HEARTBEAT_S` they abort all other processes (SIGABRT, status 134), and jax prints the index of the lost one. If
+the lost one is the first, which runs jax's service, they are aborted at once and without an index. A process that
+joined no others starts no thread.
 """
 
 import atexit
@@ -17,11 +17,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import NoReturn
 
 import jax
 
-from grpojax.host import coordination, internals, joining, preemption
+from grpojax.extensions.pods import joining
+from grpojax.host import coordination, internals, preemption
 from grpojax.host.console import tell
 from grpojax.host.errors import UserError
 
@@ -87,12 +87,10 @@ def _status_of(error: BaseException) -> int:
     return error.status if isinstance(error, UserError) else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def end(message: str) -> NoReturn:
-    """Ends all processes of the run with status 1, even if the main thread of this one is waiting."""
-    tell(message)
+def leave(reason: str) -> None:
+    """Tells the others that this process ends by its own decision, and why."""
     for peers in _here:
-        peers.fail(f"failed: {message}")
-    internals.exit_at_once(1)
+        peers.fail(f"failed: {reason}")
 
 
 _here: list["_Peers"] = []

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import jax, numpy as np
 from grpojax.device import SHARD, Real
-from grpojax.host import peers, processes
-from grpojax.records import meeting
+from grpojax.extensions.pods import peers
+from grpojax.host import processes
+from grpojax.extensions.pods import meeting
 from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.sharding import MeshConfig, make_mesh, named
 processes.start()

@@ -12,13 +12,15 @@ import jax
 import pytest
 import runs
 
-from grpojax.host import coordination, internals, peers
+from grpojax.extensions.pods import peers
+from grpojax.host import coordination, internals
 
 TOGETHER = """
 import argparse, os, sys, threading, time
 import jax, numpy as np
 from jax.experimental import multihost_utils
-from grpojax.host import coordination, peers, preemption, processes
+from grpojax.extensions.pods import peers
+from grpojax.host import coordination, preemption, processes
 from grpojax.host.errors import UserError
 from grpojax.cli import main as cli
 me, (how, who) = int(os.environ["JAX_PROCESS_ID"]), sys.argv[1:]

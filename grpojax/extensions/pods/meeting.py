@@ -17,23 +17,18 @@ from typing import Any, TypeVar
 import jax
 
 from grpojax.host import coordination, internals, processes
+from grpojax.host.processes import PeerError
 
 T = TypeVar("T")
 _numbers = itertools.count()
 _current: list["Meeting"] = []
 
 
-class PeerError(Exception):
-    """Another process failed."""
-
-
 class Meeting:
     """The meeting point of a run's processes; all of them must create and use it in the same order."""
 
     def __init__(self) -> None:
-        self._alone = jax.process_count() == 1
-        if not self._alone:
-            internals.wait_for_saves_in(_barrier)
+        internals.wait_for_saves_in(_barrier)
         self._begin()
 
     def _begin(self) -> None:
@@ -48,8 +43,6 @@ class Meeting:
         Raises:
           PeerError: ``act`` failed on another process. A process on which it fails raises its own error.
         """
-        if self._alone:
-            return act()
         error: Exception | None = None
         result: Any = None
         try:
@@ -78,8 +71,6 @@ class Meeting:
 
     def anew(self) -> None:
         """Call on all processes after a failure: evens out counters that only some of them have advanced."""
-        if self._alone:
-            return
         internals.set_save_count(max(map(int, processes.meet(str(internals.save_count())))))
         self._begin()
         self._behind = set(threading.enumerate()) - {threading.current_thread(), threading.main_thread()}
