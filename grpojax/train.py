@@ -104,12 +104,14 @@ def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda st
     number, began = state.step + 1, time.perf_counter()
     drawing = run.source.begin(state)
     state = meanwhile(state)
+    # A rollout that was dispatched before this step is waited for only since the step before was recorded.
     clock = Clock(began if drawing.arrive is None else max(began, run.journal.since))
     batch = run.source.next(state, drawing)
     clock.lap("rollout")
     lesson = run.learn_from(run, state, batch, clock)
 
-    before, state = run.share(state), _with_counts(state, lesson)
+    before = run.share(state)
+    state = _with_counts(state, lesson)
     share = run.share(dataclasses.replace(state, step=number))
     clock.lap(None)
     # From here to the end of the step nothing waits for the device.
@@ -120,7 +122,7 @@ def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda st
     state = learn.end_step(run, state)
     if lesson.lines is not None:
         run.journal.write_samples(number, lesson.lines)
-    state = dataclasses.replace(state, step=number).updated(run.source.after_step())
+    state = dataclasses.replace(state, step=number).having(run.source.after_step())
     known = {**lesson.facts, "num_tokens": float(state.num_tokens)}
     if run.samples:
         known |= _of_sampling(run, state, lesson, metrics, clock)
@@ -166,7 +168,8 @@ def _of_sampling(
 
 
 def _catch_up(run: Run, state: State) -> State:
-    """Records the step before while the devices draw the samples of this one."""
+    """Records the step before while the devices draw the samples of this one. What is recorded may change the run's
+    state, such as an alarm does."""
     run.journal.finish(run.ahead)
     return run.state
 

@@ -10,9 +10,13 @@ axis      meaning
 ``B``     shards: the equal parts that a batch is cut into, one a batch shard
 ``K``     prompts of one shard
 ``R``     rows of one shard; a row holds whole completions
-``S``     positions of one row
-``D``     hidden size;  ``V`` vocabulary;  ``H``/``Hkv`` heads;  ``N`` tokens
+``S``     positions of one row; in the sampler, slots of one prompt
+``M``     micro-batches, or blocks of rows that an update takes one after the other
+``D``     hidden size;  ``V`` vocabulary;  ``H``/``Hkv`` heads
+``N``     tokens, or samples in a row, without regard to their prompts
 ========  =====================================================================
+
+``C`` is a count that stands beside the array: choices of experts, completions of a gather, or readings.
 
 Padding is always on the right and always comes from lengths, never from token ids.
 """
@@ -177,7 +181,7 @@ class TrainState:
     """All that an update changes.
 
     Attributes:
-      step: ``[]`` int32, updates done.
+      step: ``[]`` int32, updates that changed something: not those whose gradient was 0 or not finite.
       params: the policy's weights, float32.
       opt_state: the optimiser's state.
     """

@@ -69,8 +69,9 @@ def _k1(signals: Signals, transform: str) -> Tokens:
 def subtract_kl(coef: float) -> Transform:
     """``r_i - coef Σ_t (log π_behavior - log π_ref)_t``, k1 in the reward, for `chain`'s ``reward``; ``[P, G]``.
 
-    Its gradient is that of ``KL(π || π_ref)`` (RLOO, arXiv 2402.14740; `grpojax.losses.kl`). Later steps see its result
-    as the raw rewards. Needs ``signals.behavior_logps``, ``ref_logps`` and ``mask``.
+    The policy gradient with these rewards has that of ``KL(π || π_ref)`` in it (RLOO, arXiv 2402.14740;
+    `grpojax.losses.kl`). Later steps of the chain see the result as the raw rewards. Needs ``signals.behavior_logps``,
+    ``ref_logps`` and ``mask``.
 
     Example:
       >>> from grpojax.advantages import chain

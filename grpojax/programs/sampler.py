@@ -199,7 +199,7 @@ class DecodeConstants:
       compute: how to run the decoder.
       ring: layout of the slots' caches.
       model: the decoder, used for its embeddings and its last norm.
-      blocks: weights of the decoder's layers by name, stacked, or as a list of layers (`kv_cache.Cache.listed`, or
+      layers: weights of the decoder's layers by name, stacked, or as a list of layers (`kv_cache.Cache.listed`, or
         if not all layers are of one kind); transposed on a CPU.
       eos: ``[n]`` int32, tokens that end a sample.
       prompt_kv: keys and values of the prompts. Each layer that attends has ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``;
@@ -216,7 +216,7 @@ class DecodeConstants:
     compute: Compute
     ring: kv_cache.Ring
     model: Decoder
-    blocks: Any
+    layers: Any
     eos: Array
     prompt_kv: tuple[Any, Any]
     prompt_states: list[Any]
@@ -290,7 +290,7 @@ def constants_of(
         compute=compute,
         ring=kv_cache.ring(config.max_tokens, compute),
         model=model,
-        blocks=_blocks(nnx.to_pure_dict(nnx.state(model.layers)), model.config, compute),
+        layers=_layers(nnx.to_pure_dict(nnx.state(model.layers)), model.config, compute),
         eos=jnp.asarray(eos_ids, jnp.int32),
         prompt_kv=prompt_kv,
         prompt_states=prompt_states,
@@ -324,7 +324,7 @@ def _states_by_layer(read: Any) -> list[Any]:
     return [] if read is None else kv_cache.per_layer(jax.tree.map(lambda x: x[:, :, 0], read), True)
 
 
-def _blocks(stacked: dict[str, Any], config: DecoderConfig, compute: Compute) -> Any:
+def _layers(stacked: dict[str, Any], config: DecoderConfig, compute: Compute) -> Any:
     if not config.uniform:
         listed = {name: kv_cache.per_layer(w, True) for name, w in stacked.items()}
         layers = by_layer(listed, config.kinds)
@@ -470,13 +470,13 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
         return x, None
 
     if not c.uniform:
-        body, layers = of_many_kinds, list(zip(c.kinds, constants.blocks, strict=True))
+        body, layers = of_many_kinds, list(zip(c.kinds, constants.layers, strict=True))
     else:
         kinds = differences(c)
-        layers = constants.blocks, constants.prompt_kv, kinds
+        layers = constants.layers, constants.prompt_kv, kinds
         if cache.listed:
             of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
-            layers = list(zip(constants.blocks, constants.prompt_kv, of_layer, strict=True))
+            layers = list(zip(constants.layers, constants.prompt_kv, of_layer, strict=True))
     writes = None if constants.limits is None else slots.active
     caches, put = (s.keys, s.values), cache.one_token(position, writes)
     x, (keys, values), chosen = kv_cache.over_layers(body, x, layers, caches, put, listed=cache.listed)

@@ -7,8 +7,9 @@ that is done. An optimiser whose learning rate follows a schedule over the run r
 the sum of all loss weights of the update in ``frozen[TOTAL_WEIGHT]``, for a term that is a mean over its tokens.
 
 Rows come in blocks. A *reading* is one forward of some prompts, a *block* is a fixed number of rows that continue these
-prompts, and the blocks that hold a token are *taken*. Where a reading has one block, both are one stream of tokens, a
-micro-batch. `grpojax.programs.packing.pack` chooses the blocks of each batch, by the lengths of its samples.
+prompts, and the blocks that hold a token are *taken*. If a reading has only one block, its prompts and rows run as one
+stream of tokens, which is a micro-batch. `grpojax.programs.packing.pack` chooses the blocks of each batch, by the
+lengths of its samples.
 """
 
 import dataclasses
@@ -72,9 +73,12 @@ def make_update(
 
     Returns:
       The function. Every array of ``parts`` has the micro-batches ``M`` as its first axis. The function leaves out
-      blocks after the last one that holds a token (`grpojax.programs.blocks.taken`). It changes neither weights nor
-      moments if the gradient is not finite, or is 0 everywhere. It is 0 if all loss weights are 0, or if no term of the
-      loss has a gradient, as for groups without variance; Adam would still move by its moments and decay the weights.
+      blocks after the last one that holds a token (`grpojax.programs.blocks.taken`).
+
+      The update returns the state unchanged if the gradient is not finite, or if it is 0 everywhere. The gradient is 0
+      if all loss weights are 0, or if no term of the loss has one, as for groups without variance. Adam would then
+      still move by its moments, and decay the weights.
+
       The function adds to the loss's metrics ``grad_norm`` (before clipping) and ``skipped``, which is 1 if the
       gradient was not finite.
 

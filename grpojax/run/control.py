@@ -3,8 +3,9 @@
 The processes of a run do the same things in the same order. Each wait for a rollout is a *sync point*, and sync points
 are counted. At each, the first process posts its decision, and the others read the decision for that point. So the
 decision takes effect at the same place of the program on all processes. The first process posts "stop" as soon as it
-was asked to, and "go" or "save" once its own rollout is there: a process that waits for the decision waits for the
-rollout. Any process can ask for a stop by a post of its own; the first looks for these while it waits.
+was asked to, and "go" or "save" once its own rollout is there. So waiting for the decision costs no time: the other
+processes wait for their rollouts anyway. Any process can ask for a stop by a post of its own; the first looks for these
+while it waits.
 """
 
 import itertools

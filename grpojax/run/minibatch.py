@@ -20,7 +20,7 @@ class Minibatch:
       places: indices of its prompts in the batch, ``[p]``.
       rows: its rows on the devices. Their arrays fill up as they become known.
       layout: the positions of its tokens ``[p, G, T]`` in the rows.
-      live: whether any of its tokens has a weight.
+      live: whether any of its tokens counts.
     """
 
     places: PerPrompt

@@ -28,7 +28,9 @@ else:
 # Sections that an extension brings; without it none may be given.
 OF_EXTENSIONS = ("critic", "environment", "model.adapter", "rollout.curriculum", "rollout.sample_allocation")
 
-# Settings, or beginnings of their names, that change how a run is executed and recorded but not what it computes.
+# Settings, or beginnings of their names, that a run may change when it goes on: they say how it is executed, recorded
+# and ended. Some change what it computes a little: sums over other devices are rounded otherwise, and a reward that had
+# too little time or memory may now have enough.
 EXECUTION = (
     "run.",
     "mesh.",

@@ -11,12 +11,13 @@ class State:
 
     Attributes:
       networks: by role, a `grpojax.types.TrainState` for networks that learn, such as ``policy``, and plain weights for
-        others. A checkpoint has those that cannot be read or made again. An update takes the arrays over that it
-        changes: of the state before it only the rest can still be read.
+        others. A checkpoint has those that cannot be read or made again. An update takes over the memory of the arrays
+        that it changes. After it, these arrays of the state before cannot be read any more.
       step: number of finished steps.
       rollouts: number of dispatched rollouts, including those that a filter asked for.
-      updates: number of updates of the policy, the version of its weights. One whose gradient was not finite counts;
-        one that was left out because no token had a weight does not.
+      updates: number of updates of the policy, the version of its weights. One whose gradient was not finite counts
+        here (`TrainState.step` counts only those that changed something); one that was left out because no token had a
+        weight does not.
       num_tokens: tokens of prompts and samples. A prompt counts once for each sample.
       sampled_tokens: tokens of samples only.
       skipped: number of updates in a row that changed nothing because their gradient was not finite.
@@ -46,7 +47,7 @@ class State:
     kept: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """The state as JSON, without its networks and without empty entries. What parts keep stands beside the rest.
+        """The state as JSON, without its networks and without what is None. What parts keep stands beside the rest.
 
         Example:
           >>> State.of(State(step=3, kept={"levels": {"1": 0.5}}).record()).kept
@@ -58,9 +59,9 @@ class State:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "State":
         """The state that `record` was made from, without its networks."""
-        return cls().updated(record)
+        return cls().having(record)
 
-    def updated(self, values: Mapping[str, Any]) -> "State":
+    def having(self, values: Mapping[str, Any]) -> "State":
         """The state with these fields by name; what is no field is of a part (``kept``)."""
         names = {field.name for field in dataclasses.fields(self)}
         fields = {name: value for name, value in values.items() if name in names}

@@ -196,7 +196,7 @@ class Plain:
             raise UserError(f"filter of variant {variant.name!r}: {e}") from e
 
     def version(self, started: Sequence[Batch], drawn: Sequence[Batch], learned: PerPrompt | None = None) -> int:
-        """Number of updates in the weights that drew the oldest samples of a step, which are those of its first
+        """The version of the weights (`State.updates`) that drew the oldest samples of a step: here those of its first
         rollout.
 
         Args:

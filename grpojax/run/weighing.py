@@ -12,15 +12,17 @@ from grpojax.types import PerPrompt, Samples, Tokens
 
 
 def rewards_that_count(batch: Batch, truncated: str) -> tuple[Samples, Samples]:
-    """``(rewards, cut)``, ``[P, G]``: the rewards, NaN for samples that are in no statistic, and the samples that were
-    cut at the limit and have weight 0."""
+    """The rewards as statistics take them, ``[P, G]``, and which samples are cut, ``[P, G]`` bool.
+
+    A sample that is in no statistic has the reward NaN. A cut one ended at the limit and has weight 0.
+    """
     rewards = np.where(batch.dropped[:, None], np.nan, batch.total)
     cut = ~batch.rollout.stopped & (truncated != "train")
     return np.where(cut, np.nan, rewards) if truncated == "drop" else rewards, cut
 
 
 def advantages(method: Method, batch: Batch, rule: Transform | None = None) -> Tokens:
-    """Advantages ``[P, G, T]`` by the variant or ``rule``, from the rewards of a batch that count and its signals.
+    """Advantages ``[P, G, T]``, by the variant's chain or by ``rule``, from the batch's rewards and signals.
 
     Raises:
       UserError: the variant refuses the rewards or the signals, or a sample that counts has an advantage that is not

@@ -1,8 +1,9 @@
 """What the class of a method holds, and the bases that have the options which many methods share.
 
-An option is a field. A method is a class with the options that it adds, and those whose default it changes:
-``chain`` says what its advantages are, ``surrogate`` its loss of a token. All its options stand in its class and in at
-most two bases: `Method`, which has those of the objective, and one of `Clipped`, `OnPolicy` and `GroupNormalised`.
+An option is a field. The class of a method has the options that only this method has, and those whose defaults it
+changes. Its ``chain`` says what its advantages are, its ``surrogate`` what the loss of a token is. All its options
+stand in its class and in at most two bases: `Method`, which has those of the objective, and one of `Clipped`,
+`OnPolicy` and `GroupNormalised`.
 """
 
 import abc

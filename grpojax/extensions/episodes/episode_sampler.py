@@ -240,7 +240,7 @@ def _read_chunk(constants: DecodeConstants, chunk: _Chunk, caches: tuple[Any, An
         return one.forward(x, tables_of_layer(tables, kind), attend)
 
     kinds = differences(c)
-    layers: Any = constants.blocks, constants.prompt_kv, kinds
+    layers: Any = constants.layers, constants.prompt_kv, kinds
     if constants.cache.listed:
         of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
         layers = list(zip(*layers[:2], of_layer, strict=True))

@@ -191,7 +191,7 @@ class Part:
         """Signals that need the rewards, and metrics of the step.
 
         Args:
-          state: the run's state before the step's first update.
+          networks: before the step's first update, by role.
           batch: with its rewards.
           counted: ``[P, G]`` the rewards, NaN where a sample does not count.
         """
