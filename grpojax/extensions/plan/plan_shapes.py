@@ -8,13 +8,16 @@ from typing import Any
 from grpojax import data
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig, hf
+from grpojax.models.hf.families import ARCHITECTURES
 
 _log = logging.getLogger("grpojax")
 
 
 def _shape(
     architecture: str, *, layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: Any
-) -> DecoderConfig:
+) -> DecoderConfig | None:
+    if architecture not in ARCHITECTURES:  # the family's extension is not installed
+        return None
     raw = {
         "architectures": [architecture],
         "num_hidden_layers": layers,
@@ -31,18 +34,18 @@ def _shape(
 _TIED = {"tie_word_embeddings": True}
 
 
-def _qwen2(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, **more: Any) -> DecoderConfig:
+def _qwen2(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, **more: Any) -> DecoderConfig | None:
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "mlp": mlp}
     return _shape("Qwen2ForCausalLM", **sizes, **({"vocab": 152064, "max_position_embeddings": 32768} | more))
 
 
-def _qwen3(layers: int, hidden: int, heads: int, mlp: int, *, kv_heads: int = 8, **more: Any) -> DecoderConfig:
+def _qwen3(layers: int, hidden: int, heads: int, mlp: int, *, kv_heads: int = 8, **more: Any) -> DecoderConfig | None:
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "mlp": mlp, "vocab": 151936}
     usual = {"head_dim": 128, "max_position_embeddings": 40960}
     return _shape("Qwen3MoeForCausalLM" if "num_experts" in more else "Qwen3ForCausalLM", **sizes, **usual, **more)
 
 
-def _llama(layers: int, hidden: int, heads: int, mlp: int, *, factor: float, **more: Any) -> DecoderConfig:
+def _llama(layers: int, hidden: int, heads: int, mlp: int, *, factor: float, **more: Any) -> DecoderConfig | None:
     rope = {
         "rope_type": "llama3",
         "factor": factor,
@@ -55,19 +58,19 @@ def _llama(layers: int, hidden: int, heads: int, mlp: int, *, factor: float, **m
     return _shape("LlamaForCausalLM", **sizes, **usual, **more)
 
 
-def _smollm2(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, theta: float) -> DecoderConfig:
+def _smollm2(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, theta: float) -> DecoderConfig | None:
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "mlp": mlp, "vocab": 49152}
     more = {"rope_theta": theta, "max_position_embeddings": 8192}
     return _shape("LlamaForCausalLM", **sizes, **more, **_TIED)
 
 
-def _gemma3(layers: int, hidden: int, heads: int, mlp: int, *, window: int, positions: int) -> DecoderConfig:
+def _gemma3(layers: int, hidden: int, heads: int, mlp: int, *, window: int, positions: int) -> DecoderConfig | None:
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": 1, "mlp": mlp, "vocab": 262144}
     more = {"sliding_window": window, "max_position_embeddings": positions, "query_pre_attn_scalar": 256}
     return _shape("Gemma3ForCausalLM", **sizes, **more, head_dim=256, **_TIED)
 
 
-def _qwen3_5(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, **more: Any) -> DecoderConfig:
+def _qwen3_5(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, **more: Any) -> DecoderConfig | None:
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "mlp": mlp, "vocab": 248320}
     usual = {"head_dim": 256, "rope_theta": 1e7, "linear_num_value_heads": 16, "max_position_embeddings": 262144}
     return _shape("Qwen3_5ForCausalLM", **sizes, **(usual | more))
@@ -81,7 +84,7 @@ _EXPERTS = {
 }
 
 # The values of their makers' config.json; of those with "-Instruct" or "-it" too.
-SHAPES = {
+_PUBLISHED = {
     "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, vocab=151936, **_TIED),
     "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, vocab=151936, **_TIED),
     "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11008, vocab=151936, **_TIED),
@@ -121,6 +124,7 @@ SHAPES = {
         **_TIED,
     ),
 }
+SHAPES = {name: shape for name, shape in _PUBLISHED.items() if shape is not None}
 
 
 def shape_of(path: str, layers: int | None = None) -> DecoderConfig:
