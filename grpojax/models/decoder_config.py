@@ -7,6 +7,8 @@ from typing import Literal
 from grpojax.host.errors import UserError
 from grpojax.models.layer_kinds import Kind, Mixer, Mlp
 
+Activation = Literal["silu", "gelu_tanh"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
@@ -81,7 +83,7 @@ class DecoderConfig:
     norms_before: bool = True  # norms of what attention and MLP read
     norms_after: bool = False  # norms of what attention and MLP give
     norms_add_one: bool = False  # a norm multiplies by 1 plus its weight
-    activation: Literal["silu", "gelu_tanh"] = "silu"  # of an MLP's gate
+    activation: Activation = "silu"  # of an MLP's gate
     max_positions: int = 32768
     unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no positions
     rotary_dim: int | None = None  # numbers of a head that rotate, the first ones; None is all

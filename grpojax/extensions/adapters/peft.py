@@ -21,7 +21,8 @@ from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import text_part
 from grpojax.models.hf.folder import ADAPTER as CONFIG
 from grpojax.models.hf.folder import read_json, write_json
-from grpojax.models.hf.weights import Tensor, is_finite, joined, joined_shape, names_of, open_file, plain_name
+from grpojax.models.hf.tensor_part import is_finite
+from grpojax.models.hf.weights import Tensor, joined, joined_shape, names_of, open_file, plain_name
 from grpojax.models.hf.writing import appearing
 from grpojax.models.weight_table import DECODER
 from grpojax.types import Array

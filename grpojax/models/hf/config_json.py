@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpojax.host.errors import UserError
-from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.decoder_config import Activation, DecoderConfig
 from grpojax.models.hf.families import ARCHITECTURES, FAMILIES
-from grpojax.models.hf.family import Family, Flag, Sizes
-from grpojax.models.hf.fields import REQUIRED, Fields, shown
+from grpojax.models.hf.family import Family
+from grpojax.models.hf.fields import Fields, Sizes, shown
 from grpojax.models.hf.folder import model_folder, read_json, refuse_adapter
 from grpojax.models.hf.ropes import read_ropes, write_ropes
 from grpojax.models.hf.unknown import strange
@@ -24,7 +24,7 @@ _OF_WHOLE = (
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
 # Of an MLP's gate: our name -> theirs, and other names for it.
-_ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh",)}
+_ACTIVATIONS: Mapping[Activation, tuple[str, ...]] = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh",)}
 _MOST_LAYERS = 10_000  # a weight's name is made for each
 
 
@@ -70,22 +70,25 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
     """
     raw = text_part(raw, where)
     name = _family(raw, where)
-    family, fields = FAMILIES[name], Fields(raw, where)
+    family = FAMILIES[name]
+    fields = Fields(raw, where, missing=family.missing)
     vocab, hidden, mlp = (fields.whole(key) for key in ("vocab_size", "hidden_size", "intermediate_size"))
     layers, heads = fields.whole("num_hidden_layers", most=_MOST_LAYERS), fields.whole("num_attention_heads")
     kv_heads = _kv_heads(fields, family, heads)
     head_dim = _head_dim(fields, family, hidden, heads)
-    names = _ACTIVATIONS[family.traits.get("activation", "silu")]
-    if fields.get(family.activation_field, names[0]) not in names:
-        fields.refuse(family.activation_field, f"not supported; supported: {names[0]!r}")
-    positions = fields.whole("max_position_embeddings", missing=family.positions)
+    gate, activation = _gate(family)
+    if fields.get(gate) not in (names := _ACTIVATIONS[activation]):
+        fields.refuse(gate, f"not supported; supported: {names[0]!r}")
+    positions = fields.whole("max_position_embeddings")
     if raw.get("per_layer_config"):
         fields.refuse("per_layer_config", "layers that differ are not supported")
     sizes = Sizes(hidden, layers, heads, head_dim, positions)
-    window, windowed = _windows(fields, family, sizes)
+    window, windowed = family.windows.read(fields, sizes)
+    if not windowed or (window >= positions and not family.windows.own_rope):
+        window, windowed = 0, ()  # a window over all positions makes no difference
     for key in ("quantization_config", "compression_config"):
         how = raw.get(key)
-        if how and not (isinstance(how, dict) and family.quantised and how.get("quant_method") == family.quantised):
+        if how and not (isinstance(how, dict) and how.get("quant_method") in list(family.tensors.unpack)):
             fields.refuse(key, "quantised weights are not read; delete the entry if the weights are bf16, f16 or f32")
     theta, scaling, rotary_dim, window_theta = read_ropes(fields, family, sizes)
     return DecoderConfig(
@@ -99,16 +102,15 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
         head_dim=head_dim,
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=fields.number("rms_norm_eps", "(0, 1)", missing=family.eps),
-        tie_embeddings=fields.flag("tie_word_embeddings", missing=family.tied),
-        qkv_bias=_bias(fields, family.qkv_bias),
-        out_bias=_bias(fields, family.out_bias),
-        mlp_bias=_bias(fields, family.mlp_bias),
+        norm_eps=fields.number("rms_norm_eps", "(0, 1)"),
+        tie_embeddings=fields.flag("tie_word_embeddings"),
+        activation=activation,
         max_positions=positions,
         rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         window=window,
-        windowed_layers=windowed,
+        windowed_layers=tuple(windowed),
         window_theta=window_theta if windowed else None,
+        **_flags(fields, family),
         **family.traits,
         **family.read(fields, sizes),
     )
@@ -161,13 +163,24 @@ def _family(raw: Mapping[str, Any], where: str) -> str:
     raise UserError(f"{where}: unknown {what}, model_type={shown(kind)}{why}\nknown: {', '.join(ARCHITECTURES)}")
 
 
-def _bias(fields: Fields, bias: Flag | bool) -> bool:
-    return fields.flag(bias.name, missing=bias.missing) if isinstance(bias, Flag) else bias
+def _flags(fields: Fields, family: Family) -> dict[str, Any]:
+    return {ours: fields.flag(theirs) for ours, theirs in family.flags.items()}
+
+
+def _gate(family: Family) -> tuple[str, Activation]:
+    """The field that names the activation of an MLP's gate, and our name for the family's."""
+    field = "hidden_activation" if "hidden_activation" in family.missing else "hidden_act"
+    return field, next(ours for ours, theirs in _ACTIVATIONS.items() if family.missing[field] in theirs)
+
+
+def _size(fields: Fields, family: Family, key: str, null: int) -> int:
+    """A size that may follow from others: then it is ``null``."""
+    refused = key in fields.raw and key not in family.nullable
+    return fields.whole(key, null=None if refused else null)
 
 
 def _kv_heads(fields: Fields, family: Family, heads: int) -> int:
-    null = heads if family.null_kv_heads else REQUIRED
-    kv_heads = fields.whole("num_key_value_heads", missing=family.kv_heads or heads, null=null)
+    kv_heads = _size(fields, family, "num_key_value_heads", heads)
     if heads % kv_heads:
         why = "" if "num_key_value_heads" in fields.raw else ", which transformers takes where the field is missing"
         raise UserError(
@@ -178,39 +191,11 @@ def _kv_heads(fields: Fields, family: Family, heads: int) -> int:
 
 
 def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
-    """Given, or by default of a fixed size in some families and hidden_size over the number of heads elsewhere."""
-    given = fields.raw.get("head_dim") is not None
-    if hidden % heads and (family.whole_heads == "always" or (family.whole_heads == "by default" and not given)):
-        raise UserError(
-            f"{fields.where}: hidden_size={hidden} does not divide by num_attention_heads={heads}; correct it"
-        )
-    null = hidden // heads if family.null_head_dim else REQUIRED
-    size = fields.whole("head_dim", missing=family.head_dim or hidden // heads, null=null)
-    if family.whole_heads == "exactly" and size * heads != hidden:
-        fields.refuse("head_dim", f"times num_attention_heads={heads} must be hidden_size={hidden}")
+    family.heads(fields, hidden, heads)
+    size = _size(fields, family, "head_dim", hidden // heads)
     if size % 2:
         raise UserError(f"{fields.where}: head_dim={size}: rotary positions need an even size; correct it")
     return size
-
-
-def _windows(fields: Fields, family: Family, sizes: Sizes) -> tuple[int, tuple[int, ...]]:
-    """The window and the layers that have it, or 0 and none; raises `UserError` for kinds of layers that are not
-    supported. A window over all positions is none, where it makes no other difference."""
-    windows = family.windows
-    if windows is None:
-        return 0, ()
-    if fields.flag("use_bidirectional_attention"):
-        fields.refuse("use_bidirectional_attention", "not supported; supported: false")
-    types = fields.raw.get("layer_types")
-    if types is not None and not (
-        isinstance(types, list) and len(types) == sizes.layers and all(kind in windows.kinds for kind in types)
-    ):
-        supported = " or ".join(map(repr, windows.kinds))
-        fields.refuse("layer_types", f"not supported; supported: {supported} in each of the {sizes.layers} layers")
-    window, which = windows.read(fields, types, sizes)
-    if not which or (window >= sizes.positions and windows.theta is None):
-        return 0, ()
-    return window, tuple(which)
 
 
 def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +220,7 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
-        family.activation_field: _ACTIVATIONS[config.activation][0],
+        _gate(family)[0]: _ACTIVATIONS[config.activation][0],
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.norm_eps,
         **write_ropes(config, family),
@@ -243,10 +228,9 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         "torch_dtype": dtype,
         "dtype": dtype,
     }
-    biases = (family.mlp_bias, config.mlp_bias), (family.out_bias, config.out_bias), (family.qkv_bias, config.qkv_bias)
-    raw |= {flag.name: value for flag, value in biases if isinstance(flag, Flag)}
-    if family.windows is not None:
-        raw |= family.windows.write(config, raw)
+    # Of several with one field, the first is written; that the others are like it is checked below.
+    raw |= {family.flags[ours]: getattr(config, ours) for ours in reversed([*family.flags])}
+    raw |= family.windows.write(config, {**family.missing, **raw})
     raw |= family.write(config, base)
     raw.pop("quantization_config", None)  # the weights are not written as they were read
     config = dataclasses.replace(config, unused_rows=())  # the tokenizer's files have them

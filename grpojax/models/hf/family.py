@@ -1,30 +1,30 @@
 """What one family of models has of its own in its folders, as a value that `grpojax.models.hf.families` lists."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.hf.fields import Fields
+from grpojax.models.hf.fields import Fields, Sizes
+from grpojax.models.hf.windows import Windows, last
 
-KINDS = ("full_attention", "sliding_attention")  # of layers, in layer_types
-
-
-class Flag(NamedTuple):
-    """A field that is true or false, and what transformers takes where it is missing."""
-
-    name: str
-    missing: bool = False
-
-
-class Sizes(NamedTuple):
-    """The sizes of a model, which a family's own fields may depend on."""
-
-    hidden: int
-    layers: int
-    heads: int
-    head_dim: int
-    positions: int
+# Fields of config.json -> what stands for them where they are missing, in a family that has nothing else: mostly as
+# transformers' LlamaConfig. Null is a size that follows from the others: as many heads of keys and values as there are
+# heads, and the hidden size over their number.
+MISSING: Mapping[str, Any] = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_theta": 1e4,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+# Fields of `DecoderConfig` -> those of config.json that say whether there are biases.
+ATTENTION_BIASES: Mapping[str, str] = {"qkv_bias": "attention_bias", "out_bias": "attention_bias"}
+BIASES: Mapping[str, str] = {**ATTENTION_BIASES, "mlp_bias": "mlp_bias"}
 
 
 class WithImages(NamedTuple):
@@ -32,35 +32,45 @@ class WithImages(NamedTuple):
 
     Attributes:
       architecture: the whole model's.
+      unread: pattern of its tensors that are no part of the decoder: those that read images or predict further tokens.
       missing: fields of the text part where they are missing.
       text_wins: whether a field that both have is the text part's.
     """
 
     architecture: str
-    missing: Mapping[str, Any]
+    unread: str
+    missing: Mapping[str, Any] = {}
     text_wins: bool = False
 
 
-class Windows(NamedTuple):
-    """Which layers have a window.
+class Tensors(NamedTuple):
+    """How a folder's tensors differ from those that most families have.
 
     Attributes:
-      read: ``(fields, layer_types, sizes) -> (window, layers)``, no layers where there is none.
-      write: ``(config, raw) -> fields``, on top of the fields ``raw`` that are written already.
-      kinds: of layers, that layer_types may have.
-      theta: rotary base of windowed layers where it is missing, if they have rotary positions of their own.
-      theta_field: a field for that base; none if there is only rope_parameters.
+      names: what in a tensor's name stands for which in the family's folders, as patterns. If several of ours get one
+        name, that tensor has their rows one below the other. If the name has one number less than ours, the tensor has
+        all experts of a layer along its first axis.
+      names_in_one: further ones, in folders that have such tensors of all experts. None is written.
+      in_turn: whether a tensor of all experts is ``[experts, in, out]``, with the columns of gate and up in turn;
+        otherwise it is ``[experts, out, in]``, with gate above up.
+      further_layers: whether folders may have layers behind the last one, which predict further tokens.
+      unpack: a quant_method that may be read -> what gives for the tensors of a folder, by name, those that they stand
+        for (`grpojax.models.hf.tensor_part.OnDisk`).
     """
 
-    read: Callable[[Fields, list[str] | None, Sizes], tuple[int, Sequence[int]]]
-    write: Callable[[DecoderConfig, Mapping[str, Any]], dict[str, Any]]
-    kinds: tuple[str, ...] = KINDS
-    theta: float | None = None
-    theta_field: str | None = None
+    names: Mapping[str, str] = {}
+    names_in_one: Mapping[str, str] = {}
+    in_turn: bool = False
+    further_layers: bool = False
+    unpack: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
 
 
 def _nothing(*_: Any) -> dict[str, Any]:
     return {}
+
+
+def _any(fields: Fields, hidden: int, heads: int) -> None:
+    """Every number of heads goes with every hidden size."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,61 +79,36 @@ class Family:
 
     Attributes:
       architectures: names in config.json; the first is written.
-      with_images: the model with images whose text part it is.
-      windows: which layers have a window; None if layers are of kinds that ``read`` knows.
+      missing: fields of config.json -> what transformers' config class takes where they are missing, on top of
+        `MISSING`. Of some fields it also says that the family has them: ``hidden_activation`` in place of
+        ``hidden_act``, ``partial_rotary_factor`` if a part of a head rotates, and ``rope_local_base_freq``, the rotary
+        base of layers with a window.
+      nullable: those of num_key_value_heads and head_dim that may be null in config.json, as in `MISSING`.
+      flags: fields of `DecoderConfig` that are true or false -> those of config.json that say it.
       traits: fields of `DecoderConfig` that all models of the family have.
+      heads: ``(fields, hidden, heads)``, which raises `UserError` where they do not go together.
+      windows: which layers have a window.
+      scalings: types of rotary scaling (`grpojax.models.hf.ropes`).
+      rope_fields: further fields of rope_parameters, which ``read`` knows or which change nothing for text.
       read: ``(fields, sizes) -> fields`` of `DecoderConfig` that only this family has.
       write: ``(config, base) -> fields`` of config.json, which undoes ``read``; ``base`` are the source's.
-      qkv_bias, out_bias, mlp_bias: whether there are biases, or the field that says so.
-      kv_heads: number of heads of keys and values where it is missing; None is as many as there are heads.
-      null_kv_heads: whether null is as many as there are heads; otherwise it is refused.
-      head_dim: size of a head where it is missing; None is the hidden size over the number of heads.
-      null_head_dim: whether null is the hidden size over the number of heads; otherwise it is refused.
-      whole_heads: whether the number of heads must divide the hidden size: "always", "by default" if head_dim is
-        missing, or "no". "exactly" says that all heads together have the hidden size.
-      rotated: share of a head that rotates where it is missing; None if all of it always does.
-      scalings: types of rotary scaling (`grpojax.models.hf.ropes`).
-      sections: whether positions of images may be described, which change nothing for text.
-      theta, eps, positions, tied: where the rotary base, the norms' epsilon, the number of positions and whether
-        embeddings are tied are missing.
-      activation_field: the field that names the activation of an MLP's gate.
-      names: what in a tensor's name stands for which in the family's folders, as patterns. If several of ours get one
-        name, that tensor has their rows one below the other.
-      extra: pattern of tensors that are no part of the decoder: those that predict further tokens or read images.
-      further_layers: whether folders may have layers behind the last one, which predict further tokens.
-      experts_in_one: whether a tensor has all experts of a layer, as ``[experts, in, out]``, with the columns of gate
-        and up in turn; otherwise each has its own, or ``[experts, out, in]`` with gate above up.
-      rope: rotary positions where config.json says nothing of them, as rope_parameters.
-      rope_fields: further fields of rope_parameters that ``read`` knows.
-      quantised: the quant_method that may be read, if there is one.
+      with_images: the model with images whose text part it is; None if there is none.
+      tensors: how a folder's tensors differ.
     """
 
     architectures: tuple[str, ...]
-    windows: Windows | None
-    with_images: WithImages | None = None
+    missing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    nullable: tuple[str, ...] = ("num_key_value_heads", "head_dim")
+    flags: Mapping[str, str] = dataclasses.field(default_factory=lambda: ATTENTION_BIASES)
     traits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    heads: Callable[[Fields, int, int], None] = _any
+    windows: Windows = last()
+    scalings: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+    rope_fields: tuple[str, ...] = ()
     read: Callable[[Fields, Sizes], dict[str, Any]] = _nothing
     write: Callable[[DecoderConfig, Mapping[str, Any]], dict[str, Any]] = _nothing
-    qkv_bias: Flag | bool = Flag("attention_bias")
-    out_bias: Flag | bool = Flag("attention_bias")
-    mlp_bias: Flag | bool = False
-    kv_heads: int | None = 32
-    null_kv_heads: bool = True
-    head_dim: int | None = None
-    null_head_dim: bool = True
-    whole_heads: Literal["no", "by default", "always", "exactly"] = "no"
-    rotated: float | None = None
-    scalings: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
-    sections: bool = False
-    theta: float = 1e4
-    eps: float = 1e-6
-    positions: int = 32768
-    tied: bool = False
-    activation_field: str = "hidden_act"
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    extra: str | None = None
-    further_layers: bool = False
-    experts_in_one: bool = False
-    rope: Mapping[str, Any] | None = None
-    rope_fields: tuple[str, ...] = ()
-    quantised: str | None = None
+    with_images: WithImages | None = None
+    tensors: Tensors = Tensors()
+
+    def __post_init__(self):
+        object.__setattr__(self, "missing", {**MISSING, **self.missing})

@@ -21,19 +21,18 @@ from grpojax.models import decoder
 from grpojax.models.decoder import Decoder
 from grpojax.models.hf.config_json import read_config
 from grpojax.models.hf.folder import model_folder
+from grpojax.models.hf.tensor_part import OnDisk, TensorPart
 from grpojax.models.hf.tokenizer import fit_tokenizer
 from grpojax.models.hf.weights import (
-    OnDisk,
-    TensorPart,
     check_weights,
     file_dtype,
     names_of,
-    of_four_bits,
     of_text,
     open_file,
     parts_on_disk,
     resolve_head,
     tensors_of,
+    unpacked,
     weights_on_disk,
 )
 from grpojax.models.weight import Weight
@@ -69,7 +68,7 @@ def load(
         config = fit_tokenizer(config, tokenizer, path)
     check_mesh(config, mesh)
     graph, abstract = decoder.abstract(config)
-    found = of_four_bits(config.family, of_text(config.family, weights_on_disk(path), config.num_layers))
+    found = unpacked(config.family, of_text(config.family, weights_on_disk(path), config.num_layers))
     resolve_head(path, config, found)
     wanted = tensors_of(abstract, config)
     check_weights(path, config, wanted, found)

@@ -1,14 +1,18 @@
 """Rotary positions in ``config.json``, both ways."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
-from grpojax.models.hf.family import KINDS, Family, Sizes
-from grpojax.models.hf.fields import Fields, shown
+from grpojax.models.hf.family import Family
+from grpojax.models.hf.fields import Fields, Sizes, shown
+from grpojax.models.hf.windows import KINDS
 
 _ORIGINAL = "original_max_position_embeddings"
+_PART = "partial_rotary_factor"  # of a head, that rotates
+_LOCAL = "rope_local_base_freq"  # the base of layers with a window
 
 # Rope scaling: rope_type -> the fields that it needs, and those that it may have.
 _SCALINGS = {
@@ -26,19 +30,22 @@ _SCALINGS = {
 def read_ropes(fields: Fields, family: Family, sizes: Sizes) -> tuple[float, RopeScaling | None, int, float | None]:
     """Base and stretching of the rotary positions, how many numbers of a head they rotate, and the base of windowed
     layers in families where that differs."""
-    if family.windows is None or family.windows.theta is None:
+    if not family.windows.own_rope:
         return *_rope(fields, family, sizes), None
     given = fields.raw.get("rope_parameters")
     given = {} if given is None else given
     if not isinstance(given, dict) or set(given) - set(KINDS):
         fields.refuse("rope_parameters", f"must have {' and '.join(map(repr, KINDS))}, or be null")
-    full, windowed = (given.get(kind) for kind in KINDS)
-    usual = _rope(Fields({**fields.raw, "rope_parameters": full}, fields.where), family, sizes)
-    above = family.windows.theta
-    if family.windows.theta_field is not None:
-        above = fields.number(family.windows.theta_field, "(0, inf)", missing=above)
-    own = {"rope_theta": above, "rope_scaling": None, "rope_parameters": windowed}
-    theta, scaling, _ = _rope(Fields({**fields.raw, **own}, fields.where), family, sizes)
+
+    def of(kind: str, above: Mapping[str, Any]) -> tuple[float, RopeScaling | None, int]:
+        one = {**above, "rope_parameters": given.get(kind)}
+        return _rope(Fields(one, fields.where, missing=fields.missing), family, sizes)
+
+    usual = of(KINDS[0], fields.raw)
+    above = {name: value for name, value in fields.raw.items() if name not in ("rope_theta", "rope_scaling")}
+    if _LOCAL in fields.missing:
+        above["rope_theta"] = fields.number(_LOCAL, "(0, inf)")
+    theta, scaling, _ = of(KINDS[1], above)
     if scaling is not None:
         fields.refuse("rope_parameters", "a scaling of 'sliding_attention' is not supported; supported: 'default'")
     return *usual, theta
@@ -49,8 +56,6 @@ def _rope(fields: Fields, family: Family, sizes: Sizes) -> tuple[float, RopeScal
     if fields.flag("use_mrope"):
         fields.refuse("use_mrope", "positions of images are not supported; supported: false")
     both = [key for key in ("rope_scaling", "rope_parameters") if fields.raw.get(key) not in (None, {})]
-    if not both and family.rope is not None:
-        fields = Fields({**fields.raw, "rope_parameters": family.rope}, fields.where)
     found = [_one_rope(fields, key, family, sizes) for key in both or ["rope_parameters"]]
     if any(other != found[0] for other in found):
         other = shown(fields.raw["rope_parameters"])
@@ -63,32 +68,32 @@ def _one_rope(fields: Fields, key: str, family: Family, sizes: Sizes) -> tuple[f
     given = fields.raw.get(key)
     if given is not None and not isinstance(given, dict):
         fields.refuse(key, "must be a mapping, or null")
-    above = {name: fields.raw[name] for name in ("rope_theta", "partial_rotary_factor") if name in fields.raw}
-    given = given or {}
+    above = {name: fields.raw[name] for name in ("rope_theta", _PART) if name in fields.raw}
+    given = given or fields.missing.get(key, {})
     top = {name: fields.where for name in above if name not in given}
-    rope = Fields({**above, **given}, f"{fields.where}: {key}", top)
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    original = fields.raw.get(_ORIGINAL, sizes.positions)
+    missing = {**fields.missing, "factor": 1.0, _ORIGINAL: original}
+    rope = Fields({**above, **given}, f"{fields.where}: {key}", missing=missing, elsewhere=top)
+    kind = rope.raw.get("rope_type", rope.raw.get("type", "default"))
     if kind not in family.scalings:
         supported = ", ".join(map(repr, family.scalings))
         raise UserError(f"{rope.where}: rope_type {shown(kind)} is not supported; supported: {supported}")
     if rope.raw.get("type") not in (None, kind):
         rope.refuse("type", f"rope_type is {kind!r}; correct one")
-    rotated = _rotated(rope, family, sizes.head_dim)
-    # All three positions of a token of text are the same, so that sections change nothing.
-    if not family.sections and rope.raw.get("mrope_section") is not None and fields.raw.get("use_mrope") is not False:
+    rotated = _rotated(rope, sizes.head_dim)
+    images = rope.raw.get("mrope_section") is not None and fields.raw.get("use_mrope") is not False
+    if images and "mrope_section" not in family.rope_fields:
         rope.refuse("mrope_section", "positions of images are not supported; use_mrope: false says that there are none")
-    theta = rope.number("rope_theta", "(0, inf)", missing=family.theta)
+    theta = rope.number("rope_theta", "(0, inf)")
     needed, possible = _SCALINGS[kind]
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", *needed, *possible}
-    known |= {"mrope_interleaved"} if family.sections else set()
-    known |= set(family.rope_fields)
+    known = {"rope_type", "type", "rope_theta", _PART, "mrope_section", *needed, *possible, *family.rope_fields}
     if strange := [name for name, value in rope.raw.items() if value is not None and name not in known]:
         raise UserError(f"{rope.where}: rope_type {kind!r} has no {shown(strange[0])}; correct rope_type, or delete it")
     if missing := [theirs for theirs in needed if theirs not in rope.raw]:
         raise UserError(
             f"{rope.where}: rope scaling {kind!r} lacks {', '.join(missing)}; add what the model's makers have"
         )
-    factor = rope.number("factor", "[1, inf)", missing=1.0)
+    factor = rope.number("factor", "[1, inf)")
     if kind == "default" and factor != 1:
         rope.refuse("factor", "not supported with rope_type 'default'; supported: 1.0")
     if kind == "dynamic":  # which depends on no length where there is an alpha
@@ -99,21 +104,21 @@ def _one_rope(fields: Fields, key: str, family: Family, sizes: Sizes) -> tuple[f
         return theta, None, rotated
     if kind == "linear":
         return theta, LinearScaling(factor=factor), rotated
-    original = rope.whole(_ORIGINAL, missing=fields.raw.get(_ORIGINAL, sizes.positions))
+    original = rope.whole(_ORIGINAL)
     if fields.raw.get(_ORIGINAL) not in (None, original):
         fields.refuse(_ORIGINAL, f"{key} has {original}; correct one")
     return theta, (_llama3 if kind == "llama3" else _yarn)(rope, factor, original), rotated
 
 
-def _rotated(rope: Fields, family: Family, head_dim: int) -> int:
+def _rotated(rope: Fields, head_dim: int) -> int:
     """How many numbers of a head rotate."""
-    if family.rotated is None:
-        if rope.raw.get("partial_rotary_factor") not in (None, 1):
-            rope.refuse("partial_rotary_factor", "not supported; supported: 1.0")
+    if _PART not in rope.missing:
+        if rope.raw.get(_PART) not in (None, 1):
+            rope.refuse(_PART, "not supported; supported: 1.0")
         return head_dim
-    size = int(head_dim * rope.number("partial_rotary_factor", "(0, 1]", missing=family.rotated))
+    size = int(head_dim * rope.number(_PART, "(0, 1]"))
     if size < 2 or size % 2:
-        rope.refuse("partial_rotary_factor", f"rotates {size} of head_dim={head_dim}; must be an even number over 0")
+        rope.refuse(_PART, f"rotates {size} of head_dim={head_dim}; must be an even number over 0")
     return size
 
 
@@ -187,17 +192,19 @@ def rope_to_hf(scaling: RopeScaling | None) -> dict[str, Any]:
 
 def write_ropes(config: DecoderConfig, family: Family) -> dict[str, Any]:
     """The fields of rotary positions, in the spellings of transformers 4 and 5; undoes `read_ropes`."""
-    rope, more = rope_to_hf(config.rope_scaling), {}
-    if family.rotated is not None:
-        more["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
-    rope |= more
+    rope, above = rope_to_hf(config.rope_scaling), {}
+    if _PART in family.missing:
+        above[_PART] = (config.rotary_dim or config.head_dim) / config.head_dim
+    rope |= above
     full = {**rope, "rope_theta": config.rope_theta}
-    if family.windows is not None and family.windows.theta is not None:
-        windowed = {"rope_type": "default", "rope_theta": config.window_theta or family.windows.theta}
-        full = dict(zip(KINDS, (full, windowed), strict=True))
+    if family.windows.own_rope:
+        theta = config.window_theta or family.missing.get(_LOCAL, family.missing["rope_theta"])
+        full = dict(zip(KINDS, (full, {"rope_type": "default", "rope_theta": theta}), strict=True))
+        if _LOCAL in family.missing:
+            above[_LOCAL] = theta
     return {
         "rope_theta": config.rope_theta,
         "rope_scaling": rope if config.rope_scaling else None,
-        **more,
+        **above,
         "rope_parameters": full,
     }

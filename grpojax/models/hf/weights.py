@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +18,12 @@ from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.families import FAMILIES
 from grpojax.models.hf.folder import MERGE, damaged, read_json
 from grpojax.models.hf.in_bucket import TensorFile
+from grpojax.models.hf.tensor_part import OnDisk
 from grpojax.models.weight import WeightTable
 from grpojax.models.weight_table import DECODER, axes_of, layers_with, leaf_name
 
 # What a safetensors header calls the dtypes that weights may have.
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-MXFP4 = "MXFP4"
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -33,44 +33,6 @@ _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _CONVERT = "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
 # Files that stand next to weights: other people's and our own.
 _NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|token_head).*")
-
-
-def is_finite(values: np.ndarray) -> bool:
-    """Whether no number is NaN or infinite.
-
-    Example:
-      >>> [is_finite(np.array([1, x], dtype)) for x in (2, -np.inf, np.nan) for dtype in ("bfloat16", "float16")]
-      [True, True, False, False, False, False]
-    """
-    if values.dtype.itemsize != 2:
-        return bool(np.isfinite(values).all())
-    # numpy tests floats of 16 bits one by one; by their bits a tensor takes a quarter of the time.
-    infinity = np.array(np.inf, values.dtype).view(np.uint16)
-    return bool((values.view(np.uint16) & 0x7FFF).max(initial=0) < infinity)
-
-
-class OnDisk(NamedTuple):
-    """Where a tensor is and what its file calls it, from the header of the file.
-
-    Attributes:
-      file, name, shape, dtype: of the tensor, or of the part of it that this is. "MXFP4" has four bits and a scale for
-        32 numbers.
-      first: its first row in the file's tensor.
-      step: how many rows of the file's tensor there are from one of its rows to the next.
-      expert: its place along the first axis of the file's tensor, which has all experts; None if it has none.
-      across: whether the file's tensor has its rows as columns.
-      scales: of MXFP4.
-    """
-
-    file: epath.Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    first: int = 0
-    step: int = 1
-    expert: int | None = None
-    across: bool = False
-    scales: "OnDisk | None" = None
 
 
 class Tensor(NamedTuple):
@@ -128,136 +90,73 @@ def names_of(
     return {at: name.format(*(layers[i] for i in at[:1]), *at[1:]) for at in np.ndindex(shape[: weight.lead])}
 
 
-def joined(family: str, tensors: Mapping[str, Tensor], *, in_one: bool = False) -> dict[str, list[str]]:
-    """The tensors of a family's folder: of each the names of ours whose rows it holds, one below the other. ``in_one``
-    says that a tensor has all experts of a layer, as transformers 5 has them in memory.
+def joined(family: str, tensors: Mapping[str, Tensor], found: Container[str] = ()) -> dict[str, list[str]]:
+    """The tensors of a family's folder: of each the names of ours that it holds, as
+    `grpojax.models.hf.family.Tensors` says. ``found`` are those that are there, if there is a folder yet.
 
     Example:
       >>> tensors = {f"model.layers.0.self_attn.{x}_proj.weight": Tensor(x, (0,), (2, 3)) for x in "qkvo"}
       >>> [(name, len(parts)) for name, parts in joined("phi3", tensors).items()]
       [('model.layers.0.self_attn.qkv_proj.weight', 3), ('model.layers.0.self_attn.o_proj.weight', 1)]
     """
-    found: dict[str, list[str]] = {}
+    names, in_one = FAMILIES[family].tensors.names, FAMILIES[family].tensors.names_in_one
+    usual, other = (_by_whole(tensors, patterns) for patterns in (names, {**names, **in_one}))
+    return other if any(whole in found for whole in other.keys() - usual.keys()) else usual
+
+
+def _by_whole(tensors: Mapping[str, Tensor], patterns: Mapping[str, str]) -> dict[str, list[str]]:
+    wholes: dict[str, list[str]] = {}
     for name in tensors:
         whole = name
-        for pattern, into in {**FAMILIES[family].names, **(_IN_ONE if in_one else {})}.items():
+        for pattern, into in patterns.items():
             whole = re.sub(pattern, into, whole)
-        found.setdefault(whole, []).append(name)
-    return found
+        wholes.setdefault(whole, []).append(name)
+    return wholes
 
 
-def experts_of(whole: str, parts: Sequence[str]) -> int | None:
-    """How many experts a tensor has along its first axis; None if it has no such axis."""
-    if not re.search(_ONE_FOR_ALL, whole):
-        return None
-    return len({re.sub(r".*\.experts\.(\d+)\..*", r"\1", name) for name in parts})
+def experts_of(whole: str, parts: Sequence[str]) -> int:
+    """How many experts a tensor has along its first axis; 0 if it has no such axis."""
+    numbers = [_NUMBER.findall(name) for name in parts]
+    return len({n[-1] for n in numbers}) if len(numbers[0]) > len(_NUMBER.findall(whole)) else 0
 
 
-_ONE_FOR_ALL = r"\.mlp\.experts\.(gate_up|down)_proj(_bias)?$"
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def joined_shape(family: str, whole: str, parts: Sequence[str], tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
     """The shape of a tensor that has the rows of these, or all experts' in one."""
-    shapes = [tensors[name].shape for name in parts]
-    if (experts := experts_of(whole, parts)) is None:
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
-    of_expert = (sum(shape[0] for shape in shapes) // experts, *shapes[0][1:])
-    return (experts, *(of_expert[::-1] if FAMILIES[family].experts_in_one else of_expert))
-
-
-_IN_ONE = {
-    r"\.mlp\.experts\.\d+\.(gate|up)_proj\.weight": ".mlp.experts.gate_up_proj",
-    r"\.mlp\.experts\.\d+\.down_proj\.weight": ".mlp.experts.down_proj",
-}
-
-
-def in_one(found: Mapping[str, Any]) -> bool:
-    """Whether a folder's tensors have all experts of a layer."""
-    return any(re.search(_ONE_FOR_ALL, name) for name in found)
+    shapes, experts = [tensors[name].shape for name in parts], experts_of(whole, parts)
+    of_each = (sum(shape[0] for shape in shapes) // max(experts, 1), *shapes[0][1:])
+    if not experts:
+        return of_each
+    return (experts, *(of_each[::-1] if FAMILIES[family].tensors.in_turn else of_each))
 
 
 def parts_on_disk(family: str, wanted: Mapping[str, Tensor], found: Mapping[str, OnDisk]) -> dict[str, OnDisk]:
     """Where each tensor of ours is, out of those of a folder that `check_weights` has passed."""
-    out, across = {}, FAMILIES[family].experts_in_one
-    for whole, parts in joined(family, wanted, in_one=in_one(found)).items():
+    out, in_turn = {}, FAMILIES[family].tensors.in_turn
+    for whole, parts in joined(family, wanted, found).items():
         experts = experts_of(whole, parts)
         firsts = dict.fromkeys(range(experts or 1), 0)
         for i, name in enumerate(parts):
             there, rows = found[whole]._replace(shape=wanted[name].shape), wanted[name].shape[0]
             expert = i % experts if experts else 0
-            if experts is None:
+            if not experts:
                 out[name] = there._replace(first=firsts[0])
-            elif across:
-                step = len(parts) // experts
-                columns = there.scales is None and len(wanted[name].shape) == 2
-                out[name] = there._replace(first=i // experts, step=step, expert=expert, across=columns)
+            elif in_turn:
+                step, across = len(parts) // experts, len(wanted[name].shape) == 2
+                out[name] = there._replace(first=i // experts, step=step, expert=expert, across=across)
             else:
                 out[name] = there._replace(first=firsts[expert], expert=expert)
             firsts[expert] += rows
     return out
 
 
-_FOUR_BITS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-_FOUR_BITS = np.concatenate([_FOUR_BITS, -_FOUR_BITS])
-
-
-class TensorPart:
-    """The numbers of a tensor, read by slices as those of a tensor of its own. One that is not finite is a `UserError`.
-
-    Args:
-      there: where it is.
-      opened: gives an open file.
-    """
-
-    def __init__(self, there: OnDisk, opened: Callable[[epath.Path], Any]):
-        self._there, self._tensor = there, opened(there.file).get_slice(there.name)
-        scales = there.scales
-        self._scales: Any = None if scales is None else opened(scales.file).get_slice(scales.name)
-
-    def __getitem__(self, at: tuple[slice, ...]) -> np.ndarray:
-        if not is_finite(values := self._read(at)):
-            raise UserError(
-                f"{self._there.file}: {self._there.name} has NaN or infinity in it\n"
-                "download the file again, or take a checkpoint from before they came into it"
-            )
-        return values
-
-    def _read(self, at: tuple[slice, ...]) -> np.ndarray:
-        there, (rows, *rest) = self._there, at
-        first = there.first + rows.start * there.step
-        rows = slice(first, there.first + (rows.stop - 1) * there.step + 1)
-        if there.expert is None:
-            return self._tensor[(rows, *rest)]
-        expert = slice(there.expert, there.expert + 1)
-        if self._scales is not None:
-            return self._four_bits(expert, rows)[:: there.step][:, rest[0]]
-        if there.across:
-            return self._tensor[(expert, *rest, rows)][0].T[:: there.step]
-        return self._tensor[(expert, rows, *rest)][0][:: there.step]
-
-    def _four_bits(self, expert: slice, rows: slice) -> np.ndarray:
-        """Whole rows: the low half of a byte is the number before the high half."""
-        blocks, scales = self._tensor[(expert, rows)][0], self._scales[(expert, rows)][0]
-        values = _FOUR_BITS[np.stack([blocks & 15, blocks >> 4], -1)].reshape(*blocks.shape[:2], -1)
-        return np.ldexp(values, scales[..., None].astype(np.int32) - 127).reshape(len(blocks), -1)
-
-
-def of_four_bits(family: str, found: Mapping[str, OnDisk]) -> dict[str, OnDisk]:
-    """The tensors of a folder, with the two of each MXFP4 matrix as one: ``NAME_blocks [experts, out, in / 32, 16]``
-    and ``NAME_scales [experts, out, in / 32]``, bytes."""
-    out = dict(found)
-    if FAMILIES[family].quantised != "mxfp4":
-        return out
-    for name, blocks in found.items():
-        whole = name.removesuffix("_blocks")
-        scales = found.get(f"{whole}_scales")
-        if whole == name or scales is None or len(blocks.shape) != 4 or {blocks.dtype, scales.dtype} != {"U8"}:
-            continue
-        experts, rows, groups, size = blocks.shape
-        if scales.shape == (experts, rows, groups) and size == 16:
-            out[whole] = blocks._replace(shape=(experts, groups * 32, rows), dtype=MXFP4, scales=scales)
-            del out[name], out[f"{whole}_scales"]
-    return out
+def unpacked(family: str, found: dict[str, OnDisk]) -> dict[str, OnDisk]:
+    """The tensors of a folder, with those that quantised ones stand for in their place."""
+    for unpack in FAMILIES[family].tensors.unpack.values():
+        found = unpack(found)
+    return found
 
 
 @contextlib.contextmanager
@@ -349,12 +248,12 @@ def of_text(family: str, found: Mapping[str, OnDisk], layers: int) -> dict[str, 
       >>> list(of_text("glm4_moe", dict.fromkeys(["model.layers.2.enorm.weight", "model.layers.3.enorm.weight"]), 3))
       ['model.layers.2.enorm.weight']
     """
-    if FAMILIES[family].further_layers:
+    if FAMILIES[family].tensors.further_layers:
         numbers = {name: re.match(r"model\.layers\.(\d+)\.", name) for name in found}
         found = {name: there for name, there in found.items() if not (n := numbers[name]) or int(n[1]) < layers}
-    if (extra := FAMILIES[family].extra) is None:
+    if (images := FAMILIES[family].with_images) is None:
         return dict(found)
-    kept = {name: there for name, there in found.items() if not re.match(extra, name)}
+    kept = {name: there for name, there in found.items() if not re.match(images.unread, name)}
     return {_of_text(name): there for name, there in kept.items()}
 
 
@@ -398,7 +297,7 @@ _ROWS = 4096  # of an embedding, compared at once
 
 def check_weights(path: epath.Path, config: DecoderConfig, wanted: dict[str, Tensor], found: dict[str, OnDisk]) -> None:
     """Raises `UserError` unless the tensors on disk are those, of those shapes, that the config calls for."""
-    names = joined(config.family, wanted, in_one=in_one(found))
+    names = joined(config.family, wanted, found)
     shapes = {name: joined_shape(config.family, name, parts, wanted) for name, parts in names.items()}
     both = [(name, found[name], shapes[name]) for name in shapes if name in found]
     problems = {
@@ -408,7 +307,7 @@ def check_weights(path: epath.Path, config: DecoderConfig, wanted: dict[str, Ten
             f"{n} {list(have.shape)} (config: {list(want)})" for n, have, want in both if have.shape != want
         ],
         f"weights other than {', '.join(DTYPES.values())}": [
-            f"{n} {have.dtype}" for n, have, _ in both if have.dtype not in (*DTYPES.values(), MXFP4)
+            f"{n} {have.dtype}" for n, have, _ in both if have.dtype not in DTYPES.values()
         ],
     }
     if text := "; ".join(f"{what}: {_some(which)}" for what, which in problems.items() if which):

@@ -108,7 +108,7 @@ def save(
                 for whole in names:
                     for together in _in_order(whole, parts[whole]):
                         made = [_fetch(leaves[(t := tensors[part]).ours], t, dtypes[whole]) for part in together]
-                        f.write(_bytes(made, across=experts_of(whole, together) is not None))
+                        f.write(_bytes(made, across=experts_of(whole, together) > 0))
         if lead and shards.is_sharded:
             write_json(folder / INDEX, {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename})
     if jax.process_count() > 1:
@@ -167,7 +167,7 @@ def _check_free(taken: bool, path: Path | epath.Path) -> None:
 
 def _in_order(whole: str, parts: Sequence[str]) -> list[list[str]]:
     """The parts of a tensor in the order of the file, those together whose columns stand in turn."""
-    if (experts := experts_of(whole, parts)) is None:
+    if not (experts := experts_of(whole, parts)):
         return [[part] for part in parts]
     return [list(parts[i::experts]) for i in range(experts)]
 

@@ -656,6 +656,26 @@ def test_a_config_is_read_as_transformers_reads_it(case):
     assert from_hf(raw) == their_config(raw)
 
 
+# Sizes with which all families' numbers of heads go, and what else some have to give.
+REQUIRED = dict(
+    vocab_size=118, hidden_size=20480, intermediate_size=80, num_hidden_layers=9, num_attention_heads=160
+)  # fmt: skip
+ALSO = {
+    "exaone4": dict(layer_types=["full_attention"] * 9, sliding_window=None),
+    "qwen2_moe": dict(
+        num_experts=7, num_experts_per_tok=3, moe_intermediate_size=18, shared_expert_intermediate_size=34
+    ),
+    "qwen3_moe": dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=18),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_config_of_sizes_only_is_read_as_transformers_reads_it(name):
+    """So each value that stands for a missing field is that of the config class."""
+    raw = REQUIRED | ALSO.get(name, {}) | {"model_type": name}
+    assert from_hf(raw) == their_config(raw)
+
+
 NULL_FLAGS = [
     "tie_word_embeddings",
     "use_sliding_window",
@@ -724,6 +744,7 @@ REFUSED = {
     "no activation": ("llama", dict(hidden_act=None), "hidden_act=None"),
     "heads": ("llama", dict(num_attention_heads=10), "hidden_size=48 does not divide by num_attention_heads=10"),
     "heads, qwen2": ("qwen2", dict(num_attention_heads=10), "hidden_size=48 does not divide by num_attention_heads=10"),
+    "heads of size 0": ("hunyuan", dict(head_dim=None, hidden_size=4), "head_dim=None: must be a whole number from 1"),
     "key-value heads": (
         "llama",
         dict(num_key_value_heads=4),

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.hf.family import Sizes
-from grpojax.models.hf.fields import Fields
+from grpojax.models.hf.fields import Fields, Sizes
 from grpojax.models.hf.ropes import rope_to_hf
 
-# A field of ours -> theirs, each 1 where it is missing.
+# A field of ours -> theirs.
 _MULTIPLIERS = {
     "embedding_multiplier": "embedding_multiplier",
     "attention_multiplier": "attention_multiplier",
@@ -20,7 +19,7 @@ _MULTIPLIERS = {
 
 def read_granite(fields: Fields, sizes: Sizes) -> dict[str, Any]:
     """Granite's."""
-    return {ours: fields.number(theirs, "(0, inf)", missing=1.0) for ours, theirs in _MULTIPLIERS.items()}
+    return {ours: fields.number(theirs, "(0, inf)") for ours, theirs in _MULTIPLIERS.items()}
 
 
 def write_granite(config: DecoderConfig, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,14 +30,14 @@ def write_granite(config: DecoderConfig, _: Mapping[str, Any]) -> dict[str, Any]
 def read_hyperclovax(fields: Fields, sizes: Sizes) -> dict[str, Any]:
     """HyperCLOVA X's, whose logits are multiplied."""
     usual = sizes.head_dim**-0.5  # also in place of null
-    given = fields if fields.raw.get("attention_multiplier") is not None else Fields({}, fields.where)
-    attention = given.number("attention_multiplier", "(0, inf)", missing=usual)
+    given = fields.raw.get("attention_multiplier") is not None
+    attention = fields.number("attention_multiplier", "(0, inf)") if given else usual
     return {
-        "embedding_multiplier": fields.number("embedding_multiplier", "(0, inf)", missing=1.0),
+        "embedding_multiplier": fields.number("embedding_multiplier", "(0, inf)"),
         "attention_multiplier": None if attention == usual else attention,
-        "residual_multiplier": fields.number("residual_multiplier", "(0, inf)", missing=1.0),
-        "logits_divisor": 1 / fields.number("logits_scaling", "(1e-9, 1e9)", missing=1.0),
-        "norms_after": fields.flag("use_post_norm", missing=True),
+        "residual_multiplier": fields.number("residual_multiplier", "(0, inf)"),
+        "logits_divisor": 1 / fields.number("logits_scaling", "(1e-9, 1e9)"),
+        "norms_after": fields.flag("use_post_norm"),
     }
 
 
@@ -55,7 +54,7 @@ def read_ministral3(fields: Fields, sizes: Sizes) -> dict[str, Any]:
     """Ministral 3's, whose queries grow with positions."""
     key = next((key for key in ("rope_parameters", "rope_scaling") if fields.raw.get(key)), None)
     if key is None:
-        return {"query_growth": GROWING["llama_4_scaling_beta"]}
+        return {"query_growth": fields.missing["rope_parameters"][_GROWTH]}
     rope = Fields(fields.raw[key], f"{fields.where}: {key}")
     growth = rope.number(_GROWTH, "[0, inf)")
     if rope.raw.get("rope_type", rope.raw.get("type")) not in ("yarn", "llama3"):
@@ -72,20 +71,6 @@ def write_ministral3(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str
     }
 
 
-# Ministral 3's rope_parameters where config.json has none.
-GROWING: Mapping[str, Any] = {
-    "type": "yarn",
-    "rope_theta": 1e6,
-    "factor": 16.0,
-    "original_max_position_embeddings": 16384,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale_all_dim": 1.0,
-    "mscale": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
-
-
 def _inverse(x: float) -> float:
     """The number whose inverse is ``x``; it exists where ``x`` is an inverse."""
     near = 1 / x
@@ -97,10 +82,8 @@ _CAPS = {"attention_cap": "attn_logit_softcapping", "logits_cap": "final_logit_s
 
 def read_gemma2(fields: Fields, sizes: Sizes) -> dict[str, Any]:
     """Gemma 2's, which has soft caps."""
-    usual = {"attention_cap": 50.0, "logits_cap": 30.0}
     caps = {
-        ours: 0.0 if fields.get(theirs, 0) is None else fields.number(theirs, "(0, inf)", missing=usual[ours])
-        for ours, theirs in _CAPS.items()
+        ours: 0.0 if fields.get(theirs) is None else fields.number(theirs, "(0, inf)") for ours, theirs in _CAPS.items()
     }
     return {**_of_gemma(fields, sizes), **caps}
 
@@ -120,7 +103,7 @@ def read_gemma3(fields: Fields, sizes: Sizes) -> dict[str, Any]:
 
 
 def _of_gemma(fields: Fields, sizes: Sizes) -> dict[str, Any]:
-    scalar = fields.whole("query_pre_attn_scalar", missing=256)
+    scalar = fields.whole("query_pre_attn_scalar")
     attention = None if scalar == sizes.head_dim else scalar**-0.5
     return {"embedding_multiplier": sizes.hidden**0.5, "attention_multiplier": attention}
 
