@@ -21,7 +21,7 @@ from grpojax.models.weight_table import check_mesh, shardings
 from grpojax.programs import adapter, batch_shards, state
 from grpojax.programs.adapter import Adapter
 from grpojax.programs.sampler import rollout_program, unfinished
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig, plain
 from grpojax.sharding import MeshConfig
 from grpojax.types import Prompts, Rollout
 
@@ -281,7 +281,7 @@ def on_shards(prompts: Prompts, config: SamplerConfig, count: int) -> tuple[Prom
     """Spreads prompts over ``count`` batch shards. If groups are split, a prompt appears once for each part of its
     group, and the returned config has the size of a part as its ``group``."""
     spread, group = batch_shards.spread(prompts, config.group, count)
-    config = SamplerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(SamplerConfig)})
+    config = plain(config)
     if group != config.group:
         config = dataclasses.replace(config, group=group, decode_slots=min(config.decode_slots, group))
     return spread, config

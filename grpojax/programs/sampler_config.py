@@ -1,7 +1,7 @@
 """What a sampler draws: settings only. A recipe is read without the sampler itself."""
 
 import dataclasses
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from grpojax.host.errors import UserError, require
 
@@ -62,6 +62,17 @@ class SamplerConfig(DrawConfig):
         require(self, group="[1, inf)", max_tokens="[1, inf)")
         if not 0 <= self.decode_slots <= self.group:
             raise UserError(f"decode_slots={self.decode_slots!r}: must be between 0 (all) and group={self.group}")
+
+
+def plain(config: SamplerConfig, **changes: Any) -> SamplerConfig:
+    """The fields of a `SamplerConfig`, or of a subclass with more, with some changes.
+
+    Example:
+      >>> made = plain(SamplerConfig(group=4, temperature=0.5), group=2)
+      >>> made.group, made.temperature
+      (2, 0.5)
+    """
+    return SamplerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(SamplerConfig)} | changes)
 
 
 def unrounded(cache_dtype: str) -> Literal["compute", "float32", "bfloat16"]:

@@ -37,8 +37,6 @@ FIRST = {
     "sampler_ratio": "sampling/ratio_mean",
     "sampler_ratio_square": "sampling/effective_sample_size",
 }
-# For each network that an update changes: 1 if its gradient was not finite, so that it did not change.
-SKIPPED = ("skipped", "critic/skipped")
 BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
 
 
@@ -210,7 +208,7 @@ def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             values[FIRST[name]] = _value([first])
         elif isinstance(first, Mean | Max):
             values[MEANS.get(name, name)] = _value(each)
-        elif name not in SKIPPED:
+        elif not _is_skipped(name):
             values[name] = float(np.mean(each))
     if BOUNDS[0] in values:
         values["clip_ratio/region_mean"] = sum(values.get(name, 0.0) for name in BOUNDS)
@@ -237,7 +235,12 @@ def skipped(update: Mapping[str, Any]) -> float:
       >>> skipped({"skipped": 0.0, "critic/skipped": 1.0})
       1.0
     """
-    return float(max(update.get(name, 0.0) for name in SKIPPED))
+    return float(max((x for name, x in update.items() if _is_skipped(name)), default=0.0))
+
+
+def _is_skipped(name: str) -> bool:
+    """Whether a metric is 1 if a network's gradient was not finite: the policy's, or ``ROLE/skipped`` of another."""
+    return name.rpartition("/")[2] == "skipped"
 
 
 def _value(each: Sequence[Any]) -> float:

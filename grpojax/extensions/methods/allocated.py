@@ -15,7 +15,7 @@ from grpojax.extensions.methods.exemplars import Exemplars
 from grpojax.extensions.methods.method_sections import AllocationConfig
 from grpojax.host.console import log
 from grpojax.host.on_host import on_host
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig, plain
 from grpojax.run.batch import Batch, success_of
 from grpojax.run.parts.part import Part, mean
 from grpojax.run.sections import RolloutConfig
@@ -283,13 +283,7 @@ def _failed(probe: Batch, seeded: PerPrompt, most: int) -> Batch:
 
 def sampler_of(config: RolloutConfig, group: int) -> SamplerConfig:
     """``group`` samples of a prompt, as a rollout draws them."""
-    return SamplerConfig(
-        group=group,
-        max_tokens=config.max_tokens,
-        temperature=config.temperature,
-        cache_dtype=config.cache_dtype,
-        decode_slots=min(config.decode_slots, group),
-    )
+    return plain(config, group=group, decode_slots=min(config.decode_slots, group))
 
 
 def _rows_of_a_phase(prompts: int, group: int, plan: AllocationConfig) -> int:

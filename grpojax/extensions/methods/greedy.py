@@ -10,7 +10,7 @@ import numpy as np
 
 from grpojax import data
 from grpojax.evaluation import submit
-from grpojax.programs.sampler_config import SamplerConfig, unrounded
+from grpojax.programs.sampler_config import SamplerConfig, plain, unrounded
 from grpojax.rewards import RewardScores
 from grpojax.run.batch import Batch, Fetch
 from grpojax.run.parts.part import Declared, Part
@@ -20,8 +20,8 @@ from grpojax.types import Array, Rollout
 
 def sampler_of(config: SamplerConfig) -> SamplerConfig:
     """The settings that draw a greedy completion. It is the policy's own as far as the weights are."""
-    cache_dtype = unrounded(config.cache_dtype)
-    return SamplerConfig(group=1, temperature=0.0, max_tokens=config.max_tokens, cache_dtype=cache_dtype)
+    exact = {"cache_dtype": unrounded(config.cache_dtype), "router_replay": False}
+    return plain(config, group=1, temperature=0.0, decode_slots=0, **exact)
 
 
 class WithGreedy(Plain):

@@ -280,5 +280,5 @@ def test_answers_reach_no_further_back_than_a_window():
 
 
 def test_delta_nets_are_refused():
-    with pytest.raises(UserError, match="delta net"):
+    with pytest.raises(UserError, match="delta layers"):
         episode_sampler.check(CONFIG, FAMILIES["qwen3_5"])

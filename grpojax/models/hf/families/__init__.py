@@ -6,12 +6,16 @@ this package, if no other family's fit. A weight that no other family has gets a
 (`grpojax.extension.Names.families`).
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from grpojax import extension
 from grpojax.models.hf import windows
 from grpojax.models.hf.families import heads, multipliers
 from grpojax.models.hf.family import BIASES, Family, Tensors, WithImages
+
+T = TypeVar("T")
 
 _GATE_UP = {r"\.mlp\.(gate|up)_proj\.": ".mlp.gate_up_proj."}
 _AFTER = {"post_self_attn_layernorm": "post_attention_layernorm"}
@@ -254,7 +258,29 @@ _FAMILIES: Mapping[str, Family] = {
     ),
 }
 
-_BROUGHT = {name: extension.imported(path) for name, path in extension.words("families").items()}
-FAMILIES: Mapping[str, Family] = {**_FAMILIES, **_BROUGHT}
+
+class _Lazy(Mapping[str, T]):
+    """A mapping that is made when it is first read: families of extensions import this package themselves."""
+
+    def __init__(self, make: Callable[[], Mapping[str, T]]):
+        self._make = functools.cache(make)
+
+    def __getitem__(self, name: str) -> T:
+        return self._make()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._make())
+
+    def __len__(self) -> int:
+        return len(self._make())
+
+
+def _all() -> dict[str, Family]:
+    return {**_FAMILIES, **{name: extension.imported(path) for name, path in extension.words("families").items()}}
+
+
+FAMILIES: Mapping[str, Family] = _Lazy(_all)
 # Architecture named in config.json -> family, which is also its model_type.
-ARCHITECTURES = {name: family for family, its in FAMILIES.items() for name in its.architectures}
+ARCHITECTURES: Mapping[str, str] = _Lazy(
+    lambda: {name: family for family, its in FAMILIES.items() for name in its.architectures}
+)
