@@ -27,6 +27,7 @@ class Learns(Part):  # a number for each token, which learns what samples with i
 
     def networks(self):
         def loss(params, frozen, part):
+            assert frozen["policy"]  # there in a step of the warm-up too
             said, given = params["bias"][part.tokens], part.arrays
             return (given["weights"] * (said - given["advantages"]) ** 2).sum(), {}
 

@@ -273,9 +273,9 @@ def update(
             frozen["share"] = np.float32(shares[0] + (shares[1] - shares[0]) * n / count)
         given = frozen if second is None else {**frozen, **second.frozen(networks)}
         if second is not None and learns_alone:
-            networks[second.learns], measured = call(
-                setup.programs.update_without_policy[second.learns], networks[second.learns], given, rows
-            )
+            alone = setup.programs.update_without_policy[second.learns]
+            given["policy"] = policy_state.weights(networks)  # as the joint update gives them
+            networks[second.learns], measured = call(alone, networks[second.learns], given, rows)
             taken.append({f"{second.learns}/{name}": value for name, value in measured.items()})
             continue
         if setup.objective.needs_covariance_mask:  # by the policy before this update
