@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from plain_decoder import BASE
 
 import grpojax
 from grpojax import device
@@ -250,7 +251,7 @@ def test_updates_and_scores_of_runs_have_them(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     options, rule = device.quick_options(), OptimizerConfig(learning_rate=1e-3)
     learning = make_programs.Learning(
-        model=None, graph=None, compute=Compute(), objective=Objective(), optimizer=rule, updates=10, temperature=1.0
+        model=BASE, graph=None, compute=Compute(), objective=Objective(), optimizer=rule, updates=10, temperature=1.0
     )
     made = make_programs._make(learning, ())
     assert (made.score.options, made.update.options, made.covariance_mask.options) == (options, options, None)

@@ -29,8 +29,8 @@ def mesh():
 @pytest.mark.parametrize(
     "name",
     [
-        *("qwen3", "llama-attention-bias", "qwen2-tied", "qwen2-moe", "phi3", "olmo2"),
-        *("gemma3", "glm4", "qwen3_5", "olmoe", "gpt-oss", "glm4-moe"),
+        *tiny_hf.there("qwen3", "llama-attention-bias", "qwen2-tied", "qwen2-moe", "phi3", "olmo2"),
+        *tiny_hf.there("gemma3", "glm4", "qwen3_5", "olmoe", "gpt-oss", "glm4-moe"),
     ],
 )
 def test_a_mesh_cuts_weights_by_the_rules_and_changes_no_value(tmp_path, mesh, name):
@@ -45,7 +45,7 @@ def test_a_mesh_cuts_weights_by_the_rules_and_changes_no_value(tmp_path, mesh, n
     assert_same_torch(their(tmp_path / "in", dtype="auto"), their(tmp_path / "out", dtype="auto"))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "gemma2", "gpt-oss", "glm4-moe"])
+@pytest.mark.parametrize("name", tiny_hf.there("qwen3", "gemma3", "gemma2", "gpt-oss", "glm4-moe"))
 def test_a_model_on_a_mesh_scores_as_transformers_does(tmp_path, mesh, name):
     made = tiny_hf.save(tmp_path / "in", name)
     cut = models.load(tmp_path / "in", mesh=mesh)

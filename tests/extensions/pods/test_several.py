@@ -55,7 +55,7 @@ def test_evaluation_and_export_of_any_run_by_any_processes(trained, tmp_path, ca
     assert names[0] == names[1]
 
 
-@pytest.mark.exhaustive("host/test_peers.py::test_a_users_mistake_keeps_its_status")
+@pytest.mark.exhaustive("extensions/pods/test_peers.py::test_a_users_mistake_keeps_its_status")
 def test_who_is_refused_tells_the_others(trained, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("")
@@ -68,7 +68,7 @@ def test_who_is_refused_tells_the_others(trained, tmp_path):
         assert "process 0 could not go on" in others[-2] and says in others[-2]
 
 
-@pytest.mark.exhaustive("cli/test_several.py::test_evaluation_and_export_of_any_run_by_any_processes")
+@pytest.mark.exhaustive("extensions/pods/test_several.py::test_evaluation_and_export_of_any_run_by_any_processes")
 def test_sample_and_bench_by_two_processes(recipe, tmp_path):
     (sampled, timed), others = together(
         ["sample", recipe.parent, "--prompt", "1+1=", "-n", 3, "--max-tokens", 5],
