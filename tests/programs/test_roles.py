@@ -98,6 +98,7 @@ def test_two_networks_learn_in_one_program_on_any_mesh(alone, sizes, microbatche
     assert alone[1]["head/error"].value > 0 and alone[1]["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_each_network_reads_the_other_as_it_was():
     """Had the head seen the policy after its update, its gradient would be another one."""
     graph, params = random_decoder(CONFIG)

@@ -55,9 +55,7 @@ def test_lengths_stops_and_padding(decoder):
     assert len(set(out.lengths.ravel().tolist())) > 3
 
 
-@pytest.mark.parametrize(
-    ("slots", "block"), [(3, None), (2, 4), (1, 3)], ids=["slots", "two blocks", "one slot, three blocks"]
-)
+@pytest.mark.parametrize(("slots", "block"), [(3, None), (1, 3)], ids=["slots", "one slot, three blocks"])
 def test_draws_do_not_depend_on_slots_or_blocks(decoder, slots, block):
     want = run(decoder, some_prompts(), CONFIG)
     got = run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=slots), block=block)
@@ -69,10 +67,9 @@ def test_draws_do_not_depend_on_slots_or_blocks(decoder, slots, block):
 TPU = Compute(platform="tpu", attention="xla")  # its program, run here
 
 
-@pytest.mark.parametrize(("slots", "block"), [(5, 4), (2, 3), (3, 11)], ids=["two blocks", "three blocks", "one block"])
-def test_a_loop_over_blocks_draws_the_same(decoder, slots, block):
+def test_a_loop_over_blocks_draws_the_same(decoder):
     want = run(decoder, some_prompts(), CONFIG)
-    got = run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=slots), compute=TPU, block=block)
+    got = run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=2), compute=TPU, block=3)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_array_equal(got.lengths, want.lengths)
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
@@ -95,8 +92,8 @@ def test_a_kernel_draws_the_same(decoder, slots, block):
 
 @pytest.mark.parametrize(
     ("of", "slots", "block"),
-    [(Compute(), 2, 4), (TPU, 2, 4), (TPU, 5, None), pytest.param(GPU, 2, None, marks=pytest.mark.slow)],
-    ids=["blocks", "loop over blocks", "loop", "kernel"],
+    [(Compute(), 2, 4), (TPU, 2, 4), pytest.param(GPU, 2, None, marks=pytest.mark.slow)],
+    ids=["blocks", "loop over blocks", "kernel"],
 )
 def test_a_window_slides_from_a_prompt_over_its_samples(of, slots, block):
     """Windows of 5 tokens, prompts of up to 7 and samples of up to 19; against one block and slots of their own."""
@@ -118,9 +115,13 @@ def test_draws_do_not_depend_on_prompt_order_and_do_on_step_and_uid(decoder):
     assert (other.tokens != want.tokens).any(axis=(1, 2)).all()
 
 
-def test_samples_of_a_group_differ(decoder):
+def test_samples_of_a_group_differ_and_so_do_the_draws_of_a_sample(decoder):
     tokens = run(decoder, some_prompts(), CONFIG).tokens
     assert len({tuple(t) for t in tokens[0]}) == 5
+    graph, params = decoder
+    out = run((graph, jax.tree.map(jnp.zeros_like, params)), some_prompts(), CONFIG)  # all tokens are equally likely
+    first, second = out.tokens[out.lengths > 1][:, :2].T
+    assert len(first) > 5 and (first != second).sum() > len(first) / 2
 
 
 @pytest.mark.slow
@@ -183,12 +184,24 @@ def test_params_are_an_argument_not_a_constant(decoder):
     [
         ("qwen2", 1.0, Compute()),
         ("qwen2", 0.6, Compute()),
-        *((family, 1.0, TPU) for family in BLOCKS),
+        ("gemma3_text", 1.0, TPU),
+        *((family, 1.0, Compute()) for family in there("qwen3_5")),
         *(
-            (family, 1.0, Compute())
-            if family in ("gemma3_text", "qwen3_5", "gpt_oss")
-            else pytest.param(family, 1.0, Compute(), marks=pytest.mark.exhaustive)
+            pytest.param(family, 1.0, TPU, marks=pytest.mark.slow)
             for family in BLOCKS
+            if family in ("smollm3", "gemma2", "ministral3", "gpt_oss", "glm4_moe")
+        ),
+        *(pytest.param(family, 1.0, Compute(), marks=pytest.mark.slow) for family in there("gpt_oss")),
+        # Their layers compute what they compute in the trainer, and cache as the others.
+        *(
+            pytest.param(family, 1.0, TPU, marks=pytest.mark.exhaustive)
+            for family in BLOCKS
+            if family in ("granite", "olmo2", "glm4", "hunyuan", "qwen3_5")
+        ),
+        *(
+            pytest.param(family, 1.0, Compute(), marks=pytest.mark.exhaustive)
+            for family in BLOCKS
+            if family not in ("qwen3_5", "gpt_oss")
         ),
     ],
 )
@@ -220,14 +233,14 @@ def test_greedy_ignores_the_key(decoder):
 
 # To others, but for a detail, which `test_log_probs_equal_the_trainers` or transformers' log-probs would show.
 ALIKE = "glm exaone4 seed-oss ernie4_5 helium hyperclovax mistral-tied smollm3 granite olmo2 glm4 hunyuan".split()
-ALIKE += ["mistral-window", "qwen3-window"]
+ALIKE += ["mistral-window", "qwen3-window", "phi3", "olmo3"]
 
 
 @pytest.mark.in_ci()
 @pytest.mark.parametrize(
     "name",
     [
-        *tiny_hf.there("qwen3", "phi3", "gemma3", "olmo3", "qwen3_5"),
+        *tiny_hf.there("qwen3", "gemma3", "qwen3_5"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ALIKE),
     ],
 )
@@ -298,7 +311,7 @@ def queue_of(group, slots, ended):
     return known, s
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5])
+@pytest.mark.parametrize("slots", [2, 5])
 def test_every_sample_is_drawn_once_and_no_slot_waits(slots):
     """Three prompts of five samples of 1 to 29 tokens; 1 token stands for a sample that its first token ended."""
     n_prompts, group = 3, CONFIG.group

@@ -33,12 +33,12 @@ def reference():
     ("sizes", "microbatches", "attention", "least"),
     [
         (None, 16, "xla", None),
-        ((8, 1, 1), 1, "xla", None),
         (None, 1, "xla", 14),
         *(
             pytest.param(*split, marks=pytest.mark.slow)
             for split in [
                 (None, 2, "xla", None),
+                ((8, 1, 1), 1, "xla", None),
                 (None, 8, "splash", None),
                 ((1, 8, 1), 4, "xla", None),
                 ((2, 2, 2), 1, "splash", None),

@@ -95,7 +95,9 @@ def dense(path, x):
     return w * (f.magnitude / norms)[:, None]
 
 
-@pytest.mark.parametrize("of", DECODERS)
+@pytest.mark.parametrize(
+    "of", [pytest.param(of, marks=[] if of in ("dense", "hybrid") else pytest.mark.exhaustive) for of in DECODERS]
+)
 def test_a_start_leaves_the_base_bitwise_as_it_is(of):
     decoder = DECODERS[of]
     graph, base = base_of(LORA, decoder=decoder)
@@ -109,11 +111,14 @@ def test_a_start_leaves_the_base_bitwise_as_it_is(of):
 @pytest.mark.parametrize(
     ("of", "kind"),
     [
-        *(("dense", kind) for kind in KINDS),
+        ("dense", "int8 dora"),  # all that the next three are
+        *(pytest.param("dense", kind, marks=pytest.mark.exhaustive) for kind in ("lora", "dora", "int8")),
+        ("dense", "attention"),
         pytest.param("hybrid", "lora", marks=pytest.mark.exhaustive),
-        ("hybrid", "int8 dora"),
-        ("mixture", "int8"),
-        ("shared expert", "lora"),
+        *(
+            pytest.param(*given, marks=pytest.mark.slow)
+            for given in (("hybrid", "int8 dora"), ("mixture", "int8"), ("shared expert", "lora"))
+        ),
     ],
 )
 def test_factors_compute_what_the_dense_weight_does_merged_or_not(of, kind):
@@ -137,8 +142,8 @@ def test_factors_compute_what_the_dense_weight_does_merged_or_not(of, kind):
     [
         ("dense", False),
         pytest.param("dense", True, marks=pytest.mark.exhaustive),
-        ("hybrid", True),
-        ("shared expert", False),
+        pytest.param("hybrid", True, marks=pytest.mark.slow),
+        pytest.param("shared expert", False, marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_gradient_of_factors_is_that_of_the_dense_weight(of, dora):
@@ -179,8 +184,9 @@ WITH_16_ROWS = {
 }  # fmt: skip
 
 
-@pytest.mark.in_ci()
-@pytest.mark.parametrize("of", ["dense", *(pytest.param(x, marks=pytest.mark.slow) for x in ("hybrid", "mixture"))])
+@pytest.mark.in_ci("dense")
+@pytest.mark.slow
+@pytest.mark.parametrize("of", WITH_16_ROWS)
 def test_full_rank_and_orthogonal_a_take_the_step_of_the_dense_weight(of):
     """``ΔW = s A ΔB = -η s² A Aᵀ G``, which is ``-η s² G``."""
     decoder = WITH_16_ROWS[of]
@@ -208,6 +214,7 @@ def test_full_rank_and_orthogonal_a_take_the_step_of_the_dense_weight(of):
     assert max(jnp.abs(g).max() for g in jax.tree.leaves(grads)) > 1e-2
 
 
+@pytest.mark.slow
 def test_an_update_makes_no_gradient_of_a_dense_weight():
     """Their shapes are those of no other product in the program."""
     decoder = dataclasses.replace(CONFIG, hidden_size=34, head_dim=6, intermediate_size=46, vocab_size=1024)
@@ -246,13 +253,13 @@ def learned(config, sizes, updates=2, decoder=CONFIG):
     ("of", "kind", "sizes"),
     [
         ("dense", "lora", None),
-        ("dense", "int8", (2, 1, 4)),
         *(
-            pytest.param(*given, marks=pytest.mark.exhaustive)
-            for given in (("dense", "lora", (2, 1, 4)), ("dense", "int8", None), ("hybrid", "int8", None))
+            pytest.param("dense", kind, sizes, marks=pytest.mark.exhaustive)
+            for kind, sizes in (("lora", (2, 1, 4)), ("int8", (2, 1, 4)), ("int8", None))
         ),
-        ("hybrid", "lora", (4, 1, 2)),
-        ("mixture", "int8", (4, 1, 2)),
+        pytest.param("hybrid", "int8", None, marks=pytest.mark.exhaustive),
+        pytest.param("hybrid", "lora", (4, 1, 2), marks=pytest.mark.slow),
+        pytest.param("mixture", "int8", (4, 1, 2), marks=pytest.mark.slow),
     ],
 )
 def test_base_and_factors_draw_what_an_update_scores(of, kind, sizes):
@@ -310,6 +317,7 @@ def test_adapters_learn_alike_on_any_mesh(of, kind, sizes):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got[2], want[2])
 
 
+@pytest.mark.slow
 def test_attention_of_a_mixture_learns_and_its_experts_stay():
     config = KINDS["attention"]
     graph, base = base_of(config, decoder=MIXTURE)
@@ -326,6 +334,8 @@ def test_attention_of_a_mixture_learns_and_its_experts_stay():
         np.testing.assert_allclose(x, want[0][name], atol=2e-5, err_msg=name)
 
 
+@pytest.mark.in_ci("int8")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lora", "int8"])
 def test_grouped_products_of_experts_with_factors_equal_those_of_all_tokens(kind):
     graph, base = base_of(KINDS[kind], decoder=MIXTURE)

@@ -21,6 +21,7 @@ def hybrid(recipe, tmp_path_factory):
     return make_hybrid(recipe.parent, tmp_path_factory.mktemp("hybrid") / "model")
 
 
+@pytest.mark.slow
 def test_factors_of_experts_learn_and_leave_for_peft_and_merged(recipe, mixture, tmp_path):
     peft = pytest.importorskip("peft", reason="peft is absent: pip install 'grpojax[test-all]'")
     run, rank = tmp_path / "run", ["model.adapter.rank=4", "optimizer.learning_rate=0.02"]
@@ -39,6 +40,7 @@ def test_factors_of_experts_learn_and_leave_for_peft_and_merged(recipe, mixture,
             np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_factors_beside_delta_nets_learn_and_leave_for_peft_and_merged(recipe, hybrid, tmp_path):
     peft = pytest.importorskip("peft", reason="peft is absent: pip install 'grpojax[test-all]'")
     run = tmp_path / "run"

@@ -1,8 +1,13 @@
 """Adapters in and out: what peft reads of ours and writes for us, and what is refused by name."""
 
+import atexit
 import dataclasses
+import functools
 import json
 import re
+import shutil
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -39,14 +44,25 @@ def random_factors(config, model):
     return graph, base, {n: x + jnp.asarray(0.1 * rng.standard_normal(x.shape), jnp.float32) for n, x in first.items()}
 
 
+@functools.cache
+def base_of(name, model):
+    """A folder, its model, and the model's base with random factors."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    tiny_hf.save(folder, model)
+    made = models.load(folder)
+    return folder, made, random_factors(KINDS[name], made)
+
+
 def saved(folder, name="lora", model="qwen2"):
-    tiny_hf.save(folder / "base", model)
-    made = models.load(folder / "base")
-    graph, base, factors = random_factors(KINDS[name], made)
+    there, made, (graph, base, factors) = base_of(name, model)
+    shutil.copytree(there, folder / "base")
     folders.save(folder / "peft", factors, KINDS[name], made.config, base=str(folder / "base"))
     return made, graph, base, factors
 
 
+@pytest.mark.in_ci("qwen2-dora", "llama-rslora", "qwen3_5-all dora", "olmoe-lora")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "name"),
     [
@@ -90,6 +106,7 @@ def test_a_folder_that_peft_wrote_is_read_and_written_alike(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.slow
 def test_peft_reads_a_hybrid_without_its_images(tmp_path):
     peft = pytest.importorskip("peft", reason="peft is absent: pip install 'grpojax[test-all]'")
     tiny_hf.save_with_images(tmp_path / "base")

@@ -53,7 +53,7 @@ def test_it_goes_on_bit_for_bit(recipe, unbroken, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.state.networks, unbroken[1].state.networks)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("extensions/adapters/test_runs.py::test_it_goes_on_bit_for_bit")
 def test_it_goes_on_bit_for_bit_after_kill_nine(recipe, unbroken, tmp_path):
     process = runs.start(recipe, tmp_path, *SHORT)
     while "step 3/4" not in (line := process.stdout.readline()):
@@ -118,6 +118,7 @@ def test_another_base_is_refused(recipe, unbroken, tmp_path):
         trainer(recipe, run, f"model.path={model}", "train.steps=6")
 
 
+@pytest.mark.slow
 def test_a_peft_folder_is_a_start_and_can_be_sampled_and_evaluated(recipe, unbroken, tmp_path, capsys):
     directory, learned = unbroken
     folder, whole = tmp_path / "peft", tmp_path / "whole"
@@ -175,6 +176,7 @@ def test_what_does_not_go_with_adapters_is_refused(recipe, given, said):
         config.load(recipe, [*RANK, *given])
 
 
+@pytest.mark.usefixtures("fakes")
 def test_an_export_of_whole_weights_cannot_be_merged(recipe, tmp_path, capsys):
     run = runs.opened(config.load(recipe, ["train.steps=1", "data.validation=null", f"run.dir={tmp_path / 'run'}"]))
     assert train(run)
