@@ -1,4 +1,4 @@
-"""Deletes each extension in a copy of its own of the checkout: the rest imports, its tests are collected, two steps train.
+"""Deletes each extension in a copy of the checkout: what is left imports, its tests are collected, and two steps train.
 
 Two copies are looked at at a time. The processes are forked from this one, which has imported what they need of others.
 """

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import spies
 from refusals import check_said
-from runs import Full, numbers, opened, start, start_together, train_apart
+from runs import numbers, opened, start, start_together, train_apart
 
 from grpojax.cli import main as cli
 from grpojax.host.errors import UserError
@@ -41,15 +41,10 @@ def test_a_run_learns_and_says_so(unbroken):
     assert max(line["sampling/logp_difference_max"] for line in lines) < 1e-4
     assert abs(lines[0]["kl"]) < 1e-6 and lines[-1]["kl"] > 1e-4
     assert all(line["grad_norm"] > 0 for line in lines)
-    for text in (
-        "compiling rollout",
-        "compiled rollout",
-        "compiled update",
-        "compiled score",
-        "step 12/12",
-        "reward curve",
-    ):
+    for text in ("compiling rollout", "step 12/12", "reward curve"):
         assert text in out
+    for name in ("rollout", "update", "score"):  # an earlier test may have compiled it
+        assert f"compiled {name}" in out or f"read {name} from the compile cache" in out
     assert (directory / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((directory / "tensorboard").glob("events*"))
     assert json.loads((directory / "config.json").read_text())["train"]["steps"] == 12
@@ -58,7 +53,7 @@ def test_a_run_learns_and_says_so(unbroken):
 @pytest.mark.slow
 def test_kill_nine_at_any_moment_changes_nothing(recipe, tmp_path):
     """Kills at random moments, saves included (one is in flight after every step), then the same command again."""
-    rng, kills, steps = random.Random(0), 0, max(60, 8 * KILLS)
+    rng, kills, steps = random.Random(0), 0, max(24, 12 * KILLS)
     overrides = [f"train.steps={steps}", "train.checkpoint_every=1", "train.eval_every=7"]
     train_apart(recipe, tmp_path / "unbroken", *overrides)
     directory = tmp_path / "killed"
@@ -96,15 +91,6 @@ def test_sigterm_saves_and_exits_75(recipe, unbroken, tmp_path):
     checkpoints.close()
     train_apart(recipe, directory)
     assert numbers(directory) == numbers(unbroken[0])
-
-
-@pytest.mark.slow
-def test_a_full_disk_costs_one_checkpoint(recipe, unbroken, tmp_path, caplog):
-    trainer = opened(config.load(recipe, [f"run.dir={tmp_path / 'run'}"]))
-    trainer.store.checkpoints._manager = Full(trainer.store.checkpoints._manager, {2})
-    assert train(trainer)
-    assert "No space left on device" in caplog.text and trainer.store.checkpoints.steps()[-1] == 12
-    assert numbers(tmp_path / "run") == numbers(unbroken[0])
 
 
 MESH = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]

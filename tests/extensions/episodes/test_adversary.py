@@ -37,6 +37,7 @@ def alive():
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+@pytest.mark.slow
 def test_a_run_learns_from_what_is_valid_and_leaves_nothing_behind(recipe, tmp_path):
     environment_classes.behaved.clear()
     others = set(alive())  # workers of tests before this one in the same process

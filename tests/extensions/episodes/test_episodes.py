@@ -123,7 +123,11 @@ def test_open_episodes_of_what_is_not_deterministic_are_counted_as_drawn_again(r
 
 @pytest.mark.parametrize(
     ("max_turns", "late", "devices"),
-    [pytest.param(4, None, 1, marks=pytest.mark.exhaustive), (4, 0, 8), (1, None, 1)],
+    [
+        pytest.param(4, None, 1, marks=pytest.mark.exhaustive),
+        pytest.param(4, 0, 8, marks=pytest.mark.slow),
+        (1, None, 1),
+    ],
 )
 def test_what_begins_again_is_drawn_by_the_same_random_numbers(recipe, tmp_path, monkeypatch, max_turns, late, devices):
     """Where the answers are the same, nothing differs, of others either; lost are first, later and last turns."""

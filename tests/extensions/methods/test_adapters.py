@@ -21,6 +21,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.in_ci("nthr", "ppo")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_reads_the_policys_weights_reads_both(recipe, tmp_path, name):

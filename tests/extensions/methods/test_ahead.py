@@ -80,6 +80,7 @@ def test_samples_are_of_the_weights_before_the_step_that_they_were_drawn_beside(
             np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 def test_the_ratio_is_that_to_the_policy_that_drew_them(recipe, tmp_path):
     """One update a step: with the samples' own weights it would be 1 throughout."""
     trainer = opened(load(recipe, tmp_path / "run"))
@@ -89,6 +90,7 @@ def test_the_ratio_is_that_to_the_policy_that_drew_them(recipe, tmp_path):
     assert ratios[0] == pytest.approx(1.0, abs=1e-6) and all(abs(r - 1) > 1e-4 for r in ratios[1:])
 
 
+@pytest.mark.slow
 def test_with_an_importance_it_is_against_a_pass_of_the_trainer_which_is_corrected_to_the_sampler(recipe, tmp_path):
     trainer = opened(load(recipe, tmp_path / "run", "variant={name: grpo, importance: truncate}", "train.steps=3"))
     assert trainer.config.method.variant.objective.ratio_denominator == "trainer" and trainer.scores_policy

@@ -43,11 +43,9 @@ def weighed(run):
     return batch.advantages, told, batch, minis
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [(40, 40), pytest.param((56, 48), marks=pytest.mark.slow)],
-    ids=["a row a token", "rows without a token"],
-)
+@pytest.mark.in_ci("rows without a token")
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [(40, 40), (56, 48)], ids=["a row a token", "rows without a token"])
 def test_advantages_are_those_of_transformers(recipe, teacher, rows, tmp_path):
     """``log π_teacher - log π`` of each token, at a temperature of both that is not 1; over the 40 tokens, whatever
     the sizes of the two embeddings."""
@@ -91,6 +89,7 @@ def test_the_policy_as_its_own_teacher_teaches_nothing(recipe, tmp_path):
     assert float(update["grad_norm"]) == 0 and 0 < batch.total.mean() < 1
 
 
+@pytest.mark.slow
 def test_a_student_comes_nearer(recipe, teacher, tmp_path):
     """Over a stop in between, too: no checkpoint has the teacher."""
     first = trainer(recipe, tmp_path, teacher)

@@ -99,8 +99,10 @@ def test_streamed_scores_are_the_pure_functions(one, monkeypatch):
 
 @pytest.mark.parametrize(
     ("mesh", "n", "most"),
-    [({"fsdp": 8}, 3, 16), ({"data": 2, "fsdp": 2, "tensor": 2}, 2, 2)],
-    ids=["shards", "a group over two shards"],
+    [
+        pytest.param({"fsdp": 8}, 3, 16, id="shards", marks=pytest.mark.exhaustive),
+        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, 2, 2, id="a group over two shards"),
+    ],
 )
 def test_scores_are_the_same_on_eight_devices(recipe, one, mesh, n, most):
     policy, batch = policy_of(recipe, mesh, 8), groups(n)

@@ -20,6 +20,7 @@ def test_what_reads_samples_otherwise_does_not_go_with_a_replay(recipe, folder, 
     assert "router_replay=true" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_rollout_drawn_ahead_of_its_step_keeps_what_its_sampler_chose(recipe, folder, tmp_path):
     given = [f"model.path={folder}", "train.steps=2", "train.eval_every=0", "rollout.router_replay=true"]
     given += ["mesh.expert=4", f"mesh.fsdp={jax.device_count() // 4}", "train.minibatches=2", "rollout.ahead=1"]

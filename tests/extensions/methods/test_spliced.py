@@ -98,6 +98,7 @@ def torch_logps(model, prompt, completion):
     return logps[len(prompt) - 1 :]
 
 
+@pytest.mark.slow
 def test_old_and_reference_log_probs_are_those_of_the_spliced_text(recipe, step):
     """By transformers, of every token."""
     made = their(recipe.parent)
@@ -109,6 +110,7 @@ def test_old_and_reference_log_probs_are_those_of_the_spliced_text(recipe, step)
         np.testing.assert_allclose(step.old[p, g, :n], theirs, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_spliced_text(recipe, step):
     """``-Σ A log π`` over all tokens of reasoning, marker and answer, by torch; the KL's is 0 at first, the ratio 1."""
     from with_torch import torch

@@ -170,6 +170,7 @@ def check_too_long(trainer):
     np.testing.assert_allclose(sums, 0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_likelihood_is_that_of_transformers(recipe, tmp_path):
     """Of the spliced text, read as one sequence; half of the samples have no marker."""
     import with_torch  # noqa: F401
