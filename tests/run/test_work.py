@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from counted_work import CONFIG, FORWARD, GREEDY, judged
+from counted_work import CONFIG, ENTRY, FORWARD, GREEDY, KEY, WEIGHT, judged
 
 from grpojax.models import flops
 from grpojax.run.work import step_flops
@@ -28,6 +28,13 @@ def test_a_greedy_completion_runs_its_prompt_again():
     drawn = [judged([[1, 2]], np.array([2]))]
     got = step_flops(CONFIG, dataclasses.replace(BATCH, rollouts=drawn), scores=0, iterations=1)
     assert got == {"rollout": 4328 + 3536, "score": 0, "late": 0, "update": 3 * FORWARD}
+
+
+def test_a_token_sees_a_window_of_keys():
+    """In the second layer those of the prompt see 1, 2 and 2 keys, and those of the completions 2."""
+    windowed = dataclasses.replace(CONFIG, window=2, windowed_layers=(1,))
+    got = flops.forward_flops(windowed, [3], [[1, 2]])
+    assert got == 6 * WEIGHT + (19 + 11) * KEY / 2 + 3 * ENTRY
 
 
 def test_influence_is_three_products_with_a_groups_own_vocabulary():

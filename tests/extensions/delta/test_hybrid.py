@@ -31,7 +31,10 @@ HYBRID = dataclasses.replace(FAMILIES["qwen3_5"], vocab_size=56)  # whose vocabu
 MESH = sharding.MeshConfig(data=2, fsdp=2, tensor=2)
 
 
-@pytest.mark.parametrize(("prompt", "completion"), [(131, 67), (64, 129), (2, 64)])
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [(131, 67), *(pytest.param(*given, marks=pytest.mark.exhaustive) for given in ((64, 129), (2, 64)))],
+)
 def test_texts_longer_than_a_chunk_score_as_in_transformers(tmp_path, prompt, completion):
     made = tiny_hf.save(tmp_path, "qwen3_5")
     tokens = np.random.default_rng(0).integers(0, 94, prompt + completion)
@@ -98,6 +101,7 @@ def batch():
     return rows, weight, used, scored(HYBRID, rows, weight)
 
 
+@pytest.mark.slow
 def test_eight_devices_equal_one(batch):
     rows, weight, used, want = batch
     check_same(scored(HYBRID, rows, weight, sharding.make_mesh(MESH)), want, used)
@@ -114,6 +118,8 @@ def test_a_mesh_that_does_not_cut_heads_evenly_is_refused():
         state.decoder_network(odd, None, sharding.make_mesh(MESH))
 
 
+@pytest.mark.in_ci("int8")
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["compute", "int8"])
 def test_draws_do_not_depend_on_the_mesh(weights):
     graph, params = random_decoder(HYBRID)

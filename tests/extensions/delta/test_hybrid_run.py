@@ -16,6 +16,7 @@ def folder(recipe, tmp_path_factory):
     return make_hybrid(recipe.parent, tmp_path_factory.mktemp("hybrid") / "model")
 
 
+@pytest.mark.slow
 def test_a_step_trains_every_part_and_the_export_scores_as_transformers_does(recipe, folder, tmp_path):
     given = [f"model.path={folder}", f"run.dir={tmp_path / 'run'}", "train.steps=1", "train.eval_every=0"]
     given += ["mesh.fsdp=1", "mesh.tensor=2", f"mesh.data={jax.device_count() // 2}"]

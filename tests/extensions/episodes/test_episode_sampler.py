@@ -118,7 +118,7 @@ def decoder():
     [
         (Compute(), 16, 11),
         pytest.param(Compute(), 61, 35, marks=pytest.mark.exhaustive),
-        (TPU, 16, 5),
+        pytest.param(TPU, 16, 5, marks=pytest.mark.slow),
         pytest.param(GPU, 16, 11, marks=pytest.mark.exhaustive),
     ],
     ids=["blocks", "one block, two chunks", "tpu", "gpu"],
@@ -191,7 +191,9 @@ def longest_answer(out):
     return max(np.diff(np.flatnonzero(own)).max() - 1 for own in out.sampled.reshape(-1, CONFIG.max_tokens))
 
 
-@pytest.mark.parametrize("family", ["smollm3", pytest.param("qwen2_moe", marks=pytest.mark.exhaustive)])
+@pytest.mark.in_ci("smollm3")
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["smollm3", "qwen2_moe"])
 def test_log_probs_over_turns_are_the_trainer_s(family):
     decoder, prompts = random_decoder(FAMILIES[family], seed=5), some_prompts()
     out = episodes(decoder, prompts, lambda n, p, g: (n + p + g) % 2)
@@ -199,11 +201,9 @@ def test_log_probs_over_turns_are_the_trainer_s(family):
     assert np.abs(logps_of(decoder, prompts, out) - out.logps)[out.sampled].max() < 1e-4
 
 
-@pytest.mark.parametrize(
-    "of",
-    [Compute(), pytest.param(TPU, marks=pytest.mark.exhaustive), pytest.param(GPU, marks=pytest.mark.exhaustive)],
-    ids=["cpu", "tpu", "gpu"],
-)
+@pytest.mark.in_ci("cpu")
+@pytest.mark.slow
+@pytest.mark.parametrize("of", [Compute(), TPU, GPU], ids=["cpu", "tpu", "gpu"])
 def test_eight_devices_draw_the_same(of):
     """Two prompts over four batch shards, so that groups are split; heads are cut over the other axis."""
     config, sizes = dataclasses.replace(BASE, vocab_size=56), (2, 2, 2) if not of.on_gpu else (4, 2, 1)
@@ -269,6 +269,7 @@ def test_what_episodes_cannot_do_is_refused(given, remedy):
         episode_sampler.check(dataclasses.replace(CONFIG, **given), BASE)
 
 
+@pytest.mark.slow
 def test_answers_reach_no_further_back_than_a_window():
     """What is read on top of the cache, and decoded after it, sees the tokens that the scorer's layers see."""
     windowed, prompts, rng = random_decoder(FAMILIES["windows"], seed=5), some_prompts(), np.random.default_rng(3)

@@ -44,9 +44,14 @@ def some_weights(count=5, hidden=6, size=7, seed=0):
     return {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
 
 
-@pytest.mark.in_ci()
-@pytest.mark.parametrize("renormalised", [True, False])
-@pytest.mark.parametrize("tokens", [1, pytest.param(11, marks=pytest.mark.slow), 64])
+@pytest.mark.parametrize(
+    ("tokens", "renormalised"),
+    [
+        (1, True),
+        (64, False),
+        *(pytest.param(*given, marks=pytest.mark.exhaustive) for given in ((1, False), (11, False), (64, True))),
+    ],
+)
 def test_values_and_gradients_equal_a_loop_over_experts(tokens, renormalised):
     """With few tokens some expert has none."""
     config = dataclasses.replace(MIXTURE, mlp=Experts(count=5, chosen=3, size=7, renormalised=renormalised))
@@ -114,10 +119,11 @@ def scored(config, compute, rows, weight):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
 
-@pytest.mark.in_ci()
+@pytest.mark.in_ci("shared", "gpt-oss", "glm4-moe")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
-    [pytest.param(MIXTURE, marks=pytest.mark.slow), dataclasses.replace(SHARED, vocab_size=56), OSS, GLM],
+    [MIXTURE, dataclasses.replace(SHARED, vocab_size=56), OSS, GLM],
     ids=["plain", "shared", "gpt-oss", "glm4-moe"],
 )
 def test_eight_devices_equal_one_in_either_form(config):
@@ -187,10 +193,10 @@ def own_choices(config, batch):
     return choices, of_prompts
 
 
-@pytest.mark.in_ci()
+@pytest.mark.in_ci("first layers without")
 @pytest.mark.parametrize(
     "config",
-    [pytest.param(MIXTURE, marks=pytest.mark.slow), SHARED, GLM],
+    [pytest.param(MIXTURE, marks=pytest.mark.slow), SHARED, pytest.param(GLM, marks=pytest.mark.slow)],
     ids=["renormalised", "plain", "first layers without"],
 )
 def test_a_replay_of_the_trainers_own_choices_changes_no_bit(config):
@@ -279,7 +285,7 @@ def test_partial_samples_do_not_keep_choices():
         sample_groups(*random_decoder(MIXTURE), some_prompts(8), jax.random.key(0), config, **how)
 
 
-@pytest.mark.parametrize("mesh", [None, MESH], ids=["one device", "mesh"])
+@pytest.mark.parametrize("mesh", [None, pytest.param(MESH, marks=pytest.mark.slow)], ids=["one device", "mesh"])
 def test_the_sampler_keeps_the_choices_that_the_trainer_makes(mesh):
     """In float32 both choose the same. The last token of a sample is never read, and nothing is chosen for it."""
     graph, params = random_decoder(MIXTURE)
@@ -298,7 +304,9 @@ def test_the_sampler_keeps_the_choices_that_the_trainer_makes(mesh):
     np.testing.assert_array_equal(out.prompt_choices[:, 0][there], of_prompts[there])
 
 
-@pytest.mark.parametrize("config", [MIXTURE, SHARED], ids=["plain", "shared"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(MIXTURE, marks=pytest.mark.exhaustive), SHARED], ids=["plain", "shared"]
+)
 def test_log_probs_of_the_sampler_equal_the_trainers(config):
     graph, params = random_decoder(config)
     out = drawn((graph, params), CONFIG)
@@ -311,14 +319,15 @@ def test_log_probs_of_the_sampler_equal_the_trainers(config):
     assert np.abs(logps - out.logps)[np.arange(9) < out.lengths[..., None]].max() < 1e-4
 
 
-@pytest.mark.in_ci()
+@pytest.mark.in_ci("mesh", "shards", "shards, every")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "how", "weights"),
     [
-        (MESH, "grouped", "compute"),
-        pytest.param(MESH, "grouped", "int8", marks=pytest.mark.slow),
-        (ON_SHARDS, "grouped", "int8"),
-        (ON_SHARDS, "every", "int8"),
+        pytest.param(MESH, "grouped", "compute", id="mesh"),
+        pytest.param(MESH, "grouped", "int8", id="mesh, int8"),
+        pytest.param(ON_SHARDS, "grouped", "int8", id="shards"),
+        pytest.param(ON_SHARDS, "every", "int8", id="shards, every"),
     ],
 )
 def test_draws_do_not_depend_on_the_mesh(mesh, how, weights):

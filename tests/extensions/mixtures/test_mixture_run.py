@@ -19,6 +19,7 @@ def folder(recipe, tmp_path_factory):
     return make_mixture(recipe.parent, tmp_path_factory.mktemp("mixture") / "model")
 
 
+@pytest.mark.slow
 def test_a_step_trains_every_part_and_the_export_scores_as_transformers_does(recipe, folder, tmp_path):
     given = [
         f"model.path={folder}",
@@ -43,6 +44,7 @@ def test_a_step_trains_every_part_and_the_export_scores_as_transformers_does(rec
         np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_run_learns_with_the_experts_that_its_sampler_chose(recipe, folder, tmp_path, monkeypatch):
     """Experts and groups are split over shards, and updates take minibatches.
     Every choice is replaced by another between sampler and trainer, so that log-probs differ: the trainer chooses

@@ -2,6 +2,7 @@
 
 import json
 
+import fake_device
 import numpy as np
 import pytest
 import runs
@@ -22,7 +23,8 @@ def trained(recipe, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "one"
     overrides = [f"run.dir={directory}", "train.steps=2", "train.checkpoint_every=1", "train.eval_every=0",
                  "train.eval_limit=1"]  # fmt: skip
-    assert train(runs.opened(config.load(recipe, overrides)))
+    with fake_device.in_place():
+        assert train(runs.opened(config.load(recipe, overrides)))
     return directory
 
 
