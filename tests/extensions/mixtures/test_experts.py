@@ -67,7 +67,7 @@ def test_values_and_gradients_equal_a_loop_over_experts(tokens, renormalised):
         return run
 
     def out(run):
-        return jax.value_and_grad(lambda h, w: (up * run(h, w)).sum(), argnums=(0, 1))(h, weights)
+        return jax.jit(jax.value_and_grad(lambda h, w: (up * run(h, w)).sum(), argnums=(0, 1)))(h, weights)
 
     want = out(lambda h, w: plain_mixture(h, w, config))
     for apply in (experts.every, experts.grouped):
