@@ -87,6 +87,21 @@ def test_samples_cut_at_the_limit(recipe, tmp_path, truncated):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("truncated", ["mask", "train"])
+def test_a_group_that_differs_in_cut_samples_alone_is_filtered_where_these_teach_nothing(recipe, tmp_path, truncated):
+    settings = "filter={max_rollouts: 1}", f"train.truncated={truncated}"
+    trainer = opened(load(recipe, tmp_path / "run", *settings), eos_ids=None)
+    batch = trainer.source.begin(trainer.state).arrived().with_rewards()
+    ended = batch.rollout.stopped
+    (name,) = batch.by_name
+    keeps = trainer.source.keeps(dataclasses.replace(batch, by_name={name: ended.astype(np.float32)}))
+    mixed = ended.any(1) & ~ended.all(1)
+    assert mixed.any()
+    np.testing.assert_array_equal(keeps, mixed & (truncated == "train"))
+    trainer.close()
+
+
+@pytest.mark.usefixtures("fakes")
 def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path, monkeypatch):
     """Adam would move by its momentum, and count the step."""
     trainer = opened(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:parity", "train.minibatches=2"))
