@@ -26,6 +26,11 @@ def chips(shape, slices=1, kind="TPU v5"):
     ]  # fmt: skip
 
 
+def test_devices_that_sample_have_parts_of_weights_as_those_that_learn():
+    learning = make_mesh(MeshConfig(data=1, fsdp=2, expert=2, tensor=2))
+    assert sharding.sampling_mesh(learning, 8) == MeshConfig(data=2, fsdp=1, expert=2, tensor=2)
+
+
 def laid_out(sizes, devices):
     got = sharding._lay_out(sizes, devices)
     assert not isinstance(got, str), got

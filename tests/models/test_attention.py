@@ -95,7 +95,7 @@ def splash(**kw):
     [
         dict(r=4, s=7, heads=4, kv_heads=2),
         dict(r=4, s=7, l=5, heads=4, kv_heads=2),
-        dict(r=3, s=130, l=140, k=2, heads=2, kv_heads=2),
+        pytest.param(dict(r=3, s=130, l=140, k=2, heads=2, kv_heads=2), marks=pytest.mark.slow),
         dict(b=2, r=2, s=128, l=129, k=2, heads=3, kv_heads=1),
     ],
     ids=["no prompt", "prompt", "more than a block", "two shards"],
@@ -105,8 +105,10 @@ def test_splash_equals_xla(shape):
     assert_same(value_and_grads(splash(), *case), value_and_grads(att.xla, *case), 2e-5)
 
 
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("prompt", [0, 3])
+@pytest.mark.parametrize(
+    ("prompt", "window"),
+    [(3, 4), *(pytest.param(*given, marks=pytest.mark.exhaustive) for given in ((0, None), (0, 4), (3, None)))],
+)
 def test_splash_on_a_mesh_equals_xla(prompt, window):
     mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
     case = ragged(b=4, r=2, s=6, l=prompt, heads=4, kv_heads=2)
@@ -121,8 +123,10 @@ def with_sinks(case):
     return arrays | {"sinks": sinks}, segments, *rest, window_of(segments, 4)
 
 
-@pytest.mark.parametrize("cap", [0.0, 0.8])
-@pytest.mark.parametrize("prompt", [0, 5])
+@pytest.mark.parametrize(
+    ("prompt", "cap"),
+    [(0, 0.0), (5, 0.8), *(pytest.param(*given, marks=pytest.mark.exhaustive) for given in ((0, 0.8), (5, 0.0)))],
+)
 def test_splash_has_sinks_and_caps(prompt, cap):
     case = with_sinks(ragged(r=4, s=7, l=prompt, k=2, heads=4, kv_heads=2))
     assert_same(value_and_grads(splash(), *case, cap=cap), value_and_grads(att.xla, *case, cap=cap), 2e-5)
@@ -140,7 +144,7 @@ def test_splash_has_sinks_and_caps_on_a_mesh():
         (dict(r=4, s=7, heads=4, kv_heads=2), 3, True),
         (dict(r=4, s=7, l=5, k=2, heads=4, kv_heads=2), 4, True),
         (dict(r=4, s=7, l=5, k=2, heads=4, kv_heads=2), 4, False),
-        (dict(r=3, s=530, l=300, k=2, heads=2, kv_heads=2), 40, True),
+        pytest.param(dict(r=3, s=530, l=300, k=2, heads=2, kv_heads=2), 40, True, marks=pytest.mark.slow),
     ],
     ids=["no prompt", "prompt", "none here", "more than a block"],
 )
@@ -200,18 +204,28 @@ def packed(**kw):
     return arrays, segments, *rest
 
 
-@pytest.mark.parametrize("window", [None, 4])
+CUTS = {
+    "queries": (dict(r=4, s=7, heads=4, kv_heads=2), 3, (1, 3)),
+    "all at once": (dict(b=2, r=5, s=7, l=5, k=3, heads=4, kv_heads=2), 1000, (5, 7)),
+    "two rows": (dict(r=6, s=7, l=5, heads=3, kv_heads=1), 15, (2, 7)),
+}
+
+
 @pytest.mark.parametrize(
-    ("shape", "room", "cut"),
+    ("name", "window"),
     [
-        (dict(r=4, s=7, heads=4, kv_heads=2), 3, (1, 3)),
-        (dict(b=2, r=5, s=7, l=5, k=3, heads=4, kv_heads=2), 1000, (5, 7)),
-        (dict(r=6, s=7, l=5, heads=3, kv_heads=1), 15, (2, 7)),
+        ("queries", None),
+        ("all at once", 4),
+        ("two rows", 4),
+        *(
+            pytest.param(*given, marks=pytest.mark.exhaustive)
+            for given in (("queries", 4), ("all at once", None), ("two rows", None))
+        ),
     ],
-    ids=["queries", "all at once", "two rows"],
 )
-def test_blocked_equals_xla(shape, room, cut, window, monkeypatch):
+def test_blocked_equals_xla(name, window, monkeypatch):
     """Some queries of a row, whole rows, all there are: completions share rows, and rows share prompts."""
+    shape, room, cut = CUTS[name]
     keys = shape["s"] + shape.get("l", 0)
     monkeypatch.setattr(blocked_attention, "_SCORES_BYTES", room * 4 * shape["heads"] * keys)
     assert blocked_attention._cut(shape["r"], shape["s"], shape["heads"], keys) == cut

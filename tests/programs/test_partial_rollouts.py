@@ -87,7 +87,7 @@ def decoder():
     [
         (Compute(), 4, 10),
         pytest.param(Compute(), 23, 3, marks=pytest.mark.exhaustive),
-        (TPU, 4, 6),
+        pytest.param(TPU, 4, 6, marks=pytest.mark.slow),
         pytest.param(GPU, 16, 10, marks=pytest.mark.exhaustive),
     ],
     ids=["blocks", "one block", "tpu", "gpu"],
@@ -99,14 +99,14 @@ def test_samples_are_those_of_one_rollout_wherever_it_is_broken_off(decoder, com
         check(decoder, some_prompts(), CONFIG, left=left, compute=compute)
 
 
-@pytest.mark.parametrize("compute", [Compute(), TPU], ids=["cpu", "tpu"])
+@pytest.mark.parametrize("compute", [Compute(), pytest.param(TPU, marks=pytest.mark.slow)], ids=["cpu", "tpu"])
 def test_windows_go_on_where_they_were(compute):
     with blocks_of(4):
         check(random_decoder(FAMILIES["windows"], seed=3), some_prompts(), CONFIG, left=10, compute=compute, count=4)
 
 
 @pytest.mark.parametrize("family", there("qwen3_5"))
-@pytest.mark.parametrize("compute", [Compute(), TPU], ids=["cpu", "tpu"])
+@pytest.mark.parametrize("compute", [Compute(), pytest.param(TPU, marks=pytest.mark.exhaustive)], ids=["cpu", "tpu"])
 def test_layers_that_do_not_attend_go_on_from_the_state_that_they_had(compute, family):
     decoder = random_decoder(FAMILIES[family], seed=5)
     with blocks_of(8):

@@ -41,6 +41,13 @@ def test_a_sample_that_takes_all_memory_is_invalid():
     assert scores.invalid == {"misbehaving:takes_all/memory": 2} and np.isnan(scores.total).all()
 
 
+def test_a_sample_that_hangs_is_waited_for_twice_at_most(tmp_path):
+    """Once beside a second of its kind, which may be too much where one is not, and once alone."""
+    scores = judge("hangs_and_counts", n=1, options={"file": str(tmp_path / "calls")}, timeout_s=0.5)
+    assert scores.invalid == {"misbehaving:hangs_and_counts/timeout": 1}
+    assert (tmp_path / "calls").read_text() == "called\n" * 2
+
+
 def running(program):
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
