@@ -15,7 +15,9 @@ from grpojax.host.errors import UserError
 from grpojax.train import train
 
 
-@pytest.mark.parametrize("kind", [pytest.param("sft", marks=pytest.mark.exhaustive), "dpo"])
+@pytest.mark.in_ci("dpo")
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
 def test_supervised_runs_learn_factors_and_go_on(recipe, tmp_path, kind):
     recipes = answered_runs.make(tmp_path, recipe.parent)
 
