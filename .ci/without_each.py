@@ -1,12 +1,14 @@
 """Deletes each extension in a copy of the checkout: what is left imports, its tests are collected, and two steps train.
 
-Two copies are looked at at a time. The processes are forked from this one, which has imported what they need of others.
+Those named as arguments, or all; two processes at a time. They are forked from this one, which has imported what they
+need of others.
 """
 
 import importlib
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,6 +70,7 @@ def main() -> None:
     names = sorted(
         {Path(name).parts[2] for name in files if name.startswith("grpojax/extensions/") and name.count("/") > 2}
     )
+    names = sys.argv[1:] or names
     for name in OF_OTHERS:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as work:
@@ -83,8 +86,10 @@ def main() -> None:
                 running[start(copy, what)] = name, what, copy, time.monotonic()
             pid, status = os.wait()
             name, what, copy, since = running.pop(pid)
-            said = Path(f"{copy}.{what.__name__}").read_text().splitlines()
+            said = [line for line in Path(f"{copy}.{what.__name__}").read_text().splitlines() if line.strip()]
             if status:
+                for other in running:
+                    os.kill(other, signal.SIGKILL)
                 print("\n".join(said[-40:]))
                 sys.exit(f"without {name}: {what.__name__} failed")
             print(f"-- without {name}, {what.__name__}: {time.monotonic() - since:.0f} s: {said[-1]}", flush=True)
