@@ -126,7 +126,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.exhaustive("extensions/methods/test_critic.py::test_it_goes_on_on_another_mesh")
+@pytest.mark.slow
 def test_a_killed_run_of_two_networks_goes_on_on_another_mesh(tmp_path):
     here = os.path.dirname(__file__)
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here], env=environment(8), capture_output=True)
