@@ -101,11 +101,12 @@ def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda st
     Raises:
       grpojax.run.control.Stopped: the run is to stop. What is in flight is in `grpojax.run.source.Source.record`.
     """
-    number, began = state.step + 1, time.perf_counter()
+    number, clock = state.step + 1, Clock(time.perf_counter())
     drawing = run.source.begin(state)
+    if drawing.arrive is None:  # its samples are there
+        clock.lap("rollout")
     state = meanwhile(state)
-    # A rollout that was dispatched before this step is waited for only since the step before was recorded.
-    clock = Clock(began if drawing.arrive is None else max(began, run.journal.since))
+    clock.leave_out(until=run.journal.since)  # the updates of the step before were waited for, which counts there
     batch = run.source.next(state, drawing)
     clock.lap("rollout")
     lesson = run.learn_from(run, state, batch, clock)

@@ -26,10 +26,12 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 README = PAGES["README.md"]
+# Code that `written` of docs/generate.py takes from the package is no example.
+TAKEN = re.compile(r"^<!-- code: .*? -->\n```python\n.*?^```\n", re.M | re.S)
 BLOCKS = [
     (page, kind, text)
     for page, whole in PAGES.items()
-    for kind, text in re.findall(r"^```(\w*)\n(.*?)^```", whole, re.M | re.S)
+    for kind, text in re.findall(r"^```(\w*)\n(.*?)^```", TAKEN.sub("", whole), re.M | re.S)
 ]
 COMMANDS = [
     (page, command.strip())

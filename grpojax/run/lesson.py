@@ -25,6 +25,10 @@ class Clock:
             self.seconds[name] += now - self._since  # pyrefly: ignore
         self._since = now
 
+    def leave_out(self, until: float) -> None:
+        """The time until then, by `time.perf_counter`, belongs to no phase. Nothing if it is over already."""
+        self._since = max(self._since, until)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lesson:
