@@ -61,7 +61,7 @@ def _repeat(run: Run, on_step: Callable[[Updates], None]) -> None:
     # The evaluation that was due after the last step of a stopped run.
     if run.held_out.best and (done == 0 or (_evaluates(run) and journal.evaluated < done)):
         _evaluate(run)
-    while run.share(run.state) < 1:
+    while run.progress(run.state) < 1:
         number = run.state.step + 1
         run.watchdog.begin(number)
         run.profile.begin(number, run.state.networks)
@@ -72,7 +72,7 @@ def _repeat(run: Run, on_step: Callable[[Updates], None]) -> None:
         run.profile.end(number, state.networks)
         journal.finish(ahead=1)
         every, evaluates = schedule.checkpoint_every, _evaluates(run)
-        saves = run.share(state) >= 1 or (every and number % every == 0) or run.control.due
+        saves = run.progress(state) >= 1 or (every and number % every == 0) or run.control.due
         if evaluates or saves:
             journal.finish()
         run.watchdog.end()
@@ -99,26 +99,26 @@ def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda st
       The state after the step, and its updates, which may still run on the devices (`Updates.wait`).
 
     Raises:
-      grpojax.run.control.Stopped: the run is to stop. What is in flight is in `grpojax.run.source.Source.record`.
+      grpojax.run.control.Stopped: the run is to stop. What is in flight is in `grpojax.run.source.Source.saved`.
     """
     number, clock = state.step + 1, Clock(time.perf_counter())
-    drawing = run.source.begin(state)
-    if drawing.arrive is None:  # its samples are there
+    first = run.source.begin(state)
+    if first.arrive is None:  # its samples are there
         clock.lap("rollout")
     state = meanwhile(state)
     clock.leave_out(until=run.journal.since)  # the updates of the step before were waited for, which counts there
-    batch = run.source.next(state, drawing)
+    batch = run.source.next(state, first)
     clock.lap("rollout")
     lesson = run.learn_from(run, state, batch, clock)
 
-    before = run.share(state)
+    before = run.progress(state)
     state = _with_counts(state, lesson)
-    share = run.share(dataclasses.replace(state, step=number))
+    progress = run.progress(dataclasses.replace(state, step=number))
     clock.lap(None)
     # From here to the end of the step nothing waits for the device.
     entropy_coef = learn.entropy_of(run, state)["applied"]
-    shares = (before, min(share, 1.0)) if run.by_share else None
-    state, metrics = learn.update(run, state, lesson.minibatches, shares=shares)
+    of_schedule = (before, min(progress, 1.0)) if run.by_progress else None
+    state, metrics = learn.update(run, state, lesson.minibatches, progress=of_schedule)
     clock.lap("update")
     state = learn.end_step(run, state)
     if lesson.lines is not None:
@@ -136,7 +136,7 @@ def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda st
         flops=lesson.flops,
         known=known,
         metrics=metrics,
-        share=share,
+        progress=progress,
         waited=clock.seconds["update"] if run.samples else None,
     )
 
@@ -178,7 +178,7 @@ def _catch_up(run: Run, state: State) -> State:
 def _evaluates(run: Run) -> bool:
     """Whether the validation set is due after the step that was last done."""
     every, done = run.config.train.eval_every, run.state.step
-    return run.held_out.best is not None and (run.share(run.state) >= 1 or (every > 0 and done % every == 0))
+    return run.held_out.best is not None and (run.progress(run.state) >= 1 or (every > 0 and done % every == 0))
 
 
 def _evaluate(run: Run) -> None:
@@ -200,7 +200,7 @@ def save(run: Run, state: State, *, evaluation_follows: bool = False) -> None:
     """
     run.journal.saved_step = state.step
     run.journal.flush()
-    rest = dataclasses.replace(state, in_flight=run.source.record())
+    rest = dataclasses.replace(state, in_flight=run.source.saved())
     run.store.save(run.of_checkpoint(state.networks), rest, evaluation_follows=evaluation_follows)
     run.control.save_started()
 

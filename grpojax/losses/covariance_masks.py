@@ -38,7 +38,7 @@ def clip_cov(
     low: float = 1.0,
     high: float = 5.0,
     skip: Array | bool = False,
-    places: Array | None = None,
+    token_index: Array | None = None,
 ) -> Array:
     """Clip-Cov's mask (arXiv 2505.22617): False on ``max(floor(fraction N), 1)`` tokens with ``low < cov < high``.
 
@@ -52,24 +52,24 @@ def clip_cov(
       fraction: share of the tokens dropped.
       low, high: the range.
       skip: ``[...]`` bool, tokens that are never drawn, since they are clipped already.
-      places: ``[...]`` int32, a number for each token. The draw then depends on this number and the key, not on the
-        layout. None draws by position.
+      token_index: ``[...]`` int32, a number for each token. The draw then depends on this number and the key, not on
+        the layout. None draws by position.
 
     Example:
       >>> cov = jnp.array([1.3, -0.6, -0.9, 1.6])
       >>> clip_cov(jax.random.key(0), cov, jnp.ones(4, bool), fraction=0.5).tolist()
       [False, True, True, False]
     """
-    sizes = shapes.check("clip_cov", "...", cov=cov, mask=mask, places=places)
+    sizes = shapes.check("clip_cov", "...", cov=cov, mask=mask, token_index=token_index)
     if shapes.shape_of(skip):
         shapes.check("clip_cov", "...", sizes, skip=skip)
     mask = masked.as_mask(mask)
     candidates = mask & (cov > low) & (cov < high) & ~masked.as_mask(skip)
-    if places is None:
+    if token_index is None:
         draws = jax.random.uniform(key, cov.shape)
     else:
         each = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(key, n)))
-        draws = each(jnp.asarray(places).reshape(-1)).reshape(cov.shape)
+        draws = each(jnp.asarray(token_index).reshape(-1)).reshape(cov.shape)
     draws = jnp.where(candidates, draws, jnp.inf)
     return ~(candidates & (draws <= _smallest(draws, _count(mask, fraction))))
 
@@ -116,7 +116,7 @@ def covariance_mask(
     old_logps: AnyTokens | None = None,
     sampler_logps: AnyTokens | None = None,
     segments: AnyTokens | None = None,
-    places: AnyTokens | None = None,
+    token_index: AnyTokens | None = None,
 ) -> AnyTokens:
     """``[..., T]`` bool, the tokens of Clip-Cov or KL-Cov (arXiv 2505.22617), for `policy_loss`.
 
@@ -130,7 +130,7 @@ def covariance_mask(
       objective: with ``covariance`` not "none".
       advantages, weights, old_logps, sampler_logps: ``[..., T]`` of the minibatch, as `policy_loss` takes them.
       segments: where samples share the last axis (`grpojax.masked.sequence_total`).
-      places: as in `clip_cov`.
+      token_index: as in `clip_cov`.
 
     Example:
       >>> batch = {"advantages": jnp.array([1.0, 1.0, -1.0, -1.0]), "weights": jnp.full(4, 0.25)}
@@ -142,7 +142,7 @@ def covariance_mask(
     if objective.covariance == "none":
         raise ValueError("covariance_mask with covariance='none': the objective asks for none")
     arrays = {"advantages": advantages, "weights": weights, "old_logps": old_logps, "sampler_logps": sampler_logps}
-    shapes.check("covariance_mask", "... T", logps=logps, **arrays, segments=segments, places=places)
+    shapes.check("covariance_mask", "... T", logps=logps, **arrays, segments=segments, token_index=token_index)
     sampler = {"sampler_logps": sampler_logps} if objective.ratio_denominator == "sampler" else {}
     check_given("covariance_mask", objective, sampler)
     mask = jnp.asarray(weights) > 0
@@ -165,7 +165,7 @@ def covariance_mask(
         low=objective.covariance_low,
         high=objective.covariance_high,
         skip=functools.reduce(operator.or_, clipped, jnp.zeros_like(mask)),
-        places=places,
+        token_index=token_index,
     )
     return mask & ~kept
 

@@ -19,11 +19,11 @@ class Stored(abc.ABC):
     """Keys or values of a cache in another form than one array; a pytree."""
 
     @abc.abstractmethod
-    def scores(self, q: Array) -> Array:
+    def dot_keys(self, q: Array) -> Array:
         """``q [..., r, d]`` times the keys ``[..., d, n]`` of n tokens: float32 ``[..., r, n]``."""
 
     @abc.abstractmethod
-    def mixed(self, w: Array, dtype: DTypeLike) -> Array:
+    def mix_values(self, w: Array, dtype: DTypeLike) -> Array:
         """Float32 ``w [..., r, n]`` times the values ``[..., n, d]`` of n tokens: float32 ``[..., r, d]``. The factors
         have ``dtype`` in the product."""
 
@@ -35,16 +35,16 @@ class Stored(abc.ABC):
 Kept = Array | Stored  # keys or values, as a cache has them
 
 
-def scores(q: Array, keys: Kept) -> Array:
+def dot_keys(q: Array, keys: Kept) -> Array:
     """``q [..., r, d]`` times ``keys [..., d, n]``, n tokens: float32 ``[..., r, n]``."""
-    return keys.scores(q) if isinstance(keys, Stored) else jnp.matmul(q, keys, preferred_element_type=jnp.float32)
+    return keys.dot_keys(q) if isinstance(keys, Stored) else jnp.matmul(q, keys, preferred_element_type=jnp.float32)
 
 
-def mixed(w: Array, values: Kept, dtype: DTypeLike) -> Array:
+def mix_values(w: Array, values: Kept, dtype: DTypeLike) -> Array:
     """Float32 ``w [..., r, n]`` times ``values [..., n, d]``, n tokens: float32 ``[..., r, d]``. The factors have the
     dtype of the values in the product, or ``dtype`` if the values are no floats."""
     if isinstance(values, Stored):
-        return values.mixed(w, dtype)
+        return values.mix_values(w, dtype)
     return jnp.matmul(w.astype(values.dtype), values, preferred_element_type=jnp.float32)
 
 

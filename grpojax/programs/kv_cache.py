@@ -28,7 +28,7 @@ from grpojax.models import kv_heads
 from grpojax.models.attention import Logits, capped
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.number_formats import FLOATS, CacheFormat, Floats, Kept, format_of, mixed, scores
+from grpojax.models.number_formats import FLOATS, CacheFormat, Floats, Kept, dot_keys, format_of, mix_values
 from grpojax.sharding import TRAIN, constrain, spec
 from grpojax.types import Array, Scalar
 
@@ -478,7 +478,7 @@ LOWEST = -1e30  # the score of a prompt's token out of the window; not -inf, sin
 def scores_of_prompt(q: Array, keys: Kept, prompt_mask: Array, seen: Seen, cap: float) -> Array:
     """Scores ``[R, Hkv, S * r, L]`` of the queries ``[R, S, Hkv, r, d]`` of slots with their prompt's tokens."""
     p, g, k, r, d = q.shape
-    found = capped(scores(q.swapaxes(1, 2).reshape(p, k, g * r, d), keys), cap)
+    found = capped(dot_keys(q.swapaxes(1, 2).reshape(p, k, g * r, d), keys), cap)
     found = jnp.where(prompt_mask[:, None, None], found, -jnp.inf)
     if seen.oldest is not None:
         inside = jnp.arange(found.shape[-1]) >= jnp.repeat(seen.oldest, r, 1)[:, None, :, None]
@@ -499,7 +499,7 @@ def of_prompt(found: Array, values: Kept, dtype: DTypeLike) -> tuple[Array, Arra
     ``[R, Hkv, S * r, 1 or d]``."""
     top = found.max(-1, keepdims=True)
     w = jnp.exp(found - top)
-    return top, w.sum(-1, keepdims=True), mixed(w, values, dtype)
+    return top, w.sum(-1, keepdims=True), mix_values(w, values, dtype)
 
 
 def by_slot(x: Array, like: Array) -> Array:

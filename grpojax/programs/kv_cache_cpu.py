@@ -76,13 +76,13 @@ class CpuCache(Listed):
         """As of `Cache`, with all scores at once; the scores of blocks that are not live are not computed."""
         s_prompt = scores_of_prompt(q, prompt[0], prompt_mask, seen, logits.cap)
         p, g, k, r, d = q.shape
-        mixed = functools.partial(number_formats.mixed, dtype=q.dtype)
+        mix = functools.partial(number_formats.mix_values, dtype=q.dtype)
 
         def there(x):
             return x.swapaxes(1, 2).reshape(p, k, g * r, -1)
 
         width, live = seen.mask.shape[-1] // len(cached.keys), seen.live
-        s_cache = _products(number_formats.scores, [q] * len(cached.keys), cached.keys, live, width)
+        s_cache = _products(number_formats.dot_keys, [q] * len(cached.keys), cached.keys, live, width)
         s_cache = s_cache[0] if len(s_cache) == 1 else jnp.concatenate(s_cache, -1)
         s_cache = jnp.where(seen.mask[:, :, None, None], capped(s_cache, logits.cap), -jnp.inf)
         top = jnp.maximum(by_slot(s_prompt.max(-1, keepdims=True), q), s_cache.max(-1, keepdims=True))
@@ -92,9 +92,9 @@ class CpuCache(Listed):
         total = by_slot(w_prompt.sum(-1, keepdims=True), q) + w_cache.sum(-1, keepdims=True)
         if logits.sinks is not None:
             total = total + jnp.exp(logits.sinks[..., None] - top)
-        out, w_cache = by_slot(mixed(w_prompt / there(total), prompt[1]), q), w_cache / total
+        out, w_cache = by_slot(mix(w_prompt / there(total), prompt[1]), q), w_cache / total
         parts = [w_cache[..., j * width : (j + 1) * width] for j in range(len(cached.values))]
-        return sum(_products(mixed, parts, cached.values, live, d), out)
+        return sum(_products(mix, parts, cached.values, live, d), out)
 
 
 KEPT = CpuCache

@@ -73,12 +73,12 @@ class TpuCache(Cache):
 
         def add(n, so_far):
             (top, total, out), j = so_far, which[n]
-            scores = capped(number_formats.scores(q, block(cached.keys, j, -1)), logits.cap)
+            scores = capped(number_formats.dot_keys(q, block(cached.keys, j, -1)), logits.cap)
             mine = jax.lax.dynamic_index_in_dim(mask, j, 2, keepdims=False)
             scores = jnp.where(mine[:, :, None, None], scores, -jnp.inf)
             highest = jnp.maximum(top, scores.max(-1, keepdims=True))
             w, kept = jnp.exp(scores - highest), jnp.exp(top - highest)
-            more = number_formats.mixed(w, block(cached.values, j, -2), q.dtype)
+            more = number_formats.mix_values(w, block(cached.values, j, -2), q.dtype)
             return highest, kept * total + w.sum(-1, keepdims=True), kept * out + more
 
         top, total, out = (by_slot(x, q) for x in of_prompt(s_prompt, prompt[1], q.dtype))

@@ -31,27 +31,27 @@ def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
     return optax.join_schedules([warmup, after], [config.warmup_steps])
 
 
-class ByShare(NamedTuple):
-    """State of `by_share`."""
+class ByProgress(NamedTuple):
+    """State of `by_progress`."""
 
     count: Any
 
 
-def by_share(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
-    """Scales updates by the learning rate at ``share`` in [0, 1] of a run, an extra argument of each update.
+def by_progress(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
+    """Scales updates by the learning rate at ``progress`` in [0, 1] of a run, an extra argument of each update.
 
-    The rate is that of `learning_rate` without a warm-up at update ``share * updates``, times the warm-up's share of
+    The rate is that of `learning_rate` without a warm-up at update ``progress * updates``, times the warm-up's share of
     the peak.
     """
     after = learning_rate(dataclasses.replace(config, warmup_steps=0), 1)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ByShare]:
-        rate = jnp.asarray(after(extra["share"]))
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ByProgress]:
+        rate = jnp.asarray(after(extra["progress"]))
         if config.warmup_steps:
             rate = rate * jnp.minimum(1.0, (state.count + 1) / config.warmup_steps)
-        return jax.tree.map(lambda x: x * rate.astype(x.dtype), updates), ByShare(state.count + 1)
+        return jax.tree.map(lambda x: x * rate.astype(x.dtype), updates), ByProgress(state.count + 1)
 
-    return optax.GradientTransformationExtraArgs(lambda params: ByShare(jnp.zeros([], jnp.int32)), update)
+    return optax.GradientTransformationExtraArgs(lambda params: ByProgress(jnp.zeros([], jnp.int32)), update)
 
 
 def decayed(params: Any, table: WeightTable = DECODER) -> Any:
@@ -62,7 +62,7 @@ def decayed(params: Any, table: WeightTable = DECODER) -> Any:
 def make_optimizer(
     config: OptimizerConfig, updates: int | None, table: WeightTable = DECODER
 ) -> optax.GradientTransformation:
-    """The optax optimiser for a run of ``updates`` updates; None if that number is not known (`by_share`)."""
+    """The optax optimiser for a run of ``updates`` updates; None if that number is not known (`by_progress`)."""
     constant = config.schedule == "constant"
     rate = 1.0 if updates is None and not constant else learning_rate(config, updates or 1)
     decay = functools.partial(decayed, table=table)
@@ -71,5 +71,5 @@ def make_optimizer(
     else:
         core = optax.sgd(rate, momentum=config.b1 or None)
     if updates is None and not constant:
-        core = optax.chain(core, by_share(config))
+        core = optax.chain(core, by_progress(config))
     return optax.chain(optax.clip_by_global_norm(config.grad_clip), core) if config.grad_clip else core

@@ -132,16 +132,17 @@ def make_score(
 
 
 def make_covariance_mask(objective: L.Objective) -> Callable[[Any, Any, Rows, Any], Any]:
-    """The tokens that Clip-Cov or KL-Cov picks: ``(key, logps, rows, places) -> bool``.
+    """The tokens that Clip-Cov or KL-Cov picks: ``(key, logps, rows, token_index) -> bool``.
 
-    All arrays are ``[M, B, R, S]``. ``logps`` are the log-probs of the whole minibatch before its update. ``places``
-    numbers the tokens of the minibatch (`grpojax.programs.packing.Layout.index`), so that the pick does not depend on
-    micro-batches or devices.
+    All arrays are ``[M, B, R, S]``. ``logps`` are the log-probs of the whole minibatch before its update. In
+    ``token_index`` each token of the minibatch has its number (`grpojax.programs.packing.Layout.index`), so that the
+    pick does not depend on micro-batches or devices.
     """
 
-    def pick(key: Any, logps: Any, rows: Rows, places: Any) -> Any:
+    def pick(key: Any, logps: Any, rows: Rows, token_index: Any) -> Any:
         read = ("advantages", "weights", "old_logps", "sampler_logps")
         given = {name: rows.arrays.get(name) for name in read}
-        return L.covariance_mask(key, logps, objective=objective, segments=rows.segments, places=places, **given)
+        given |= {"segments": rows.segments, "token_index": token_index}
+        return L.covariance_mask(key, logps, objective=objective, **given)
 
     return pick

@@ -14,18 +14,18 @@ from grpojax.types import Array, Prompts, Samples, Scalar
 _BLOCK = 128
 
 
-class _Parts(NamedTuple):
-    """The number of parts of the vocabulary, one for each device along ``tensor``, and the part of this device."""
+class _Shards(NamedTuple):
+    """The number of shards of the vocabulary, one for each device along ``tensor``, and the shard of this device."""
 
     count: int = 1
     here: Scalar | int = 0
 
     def total(self, x: Array) -> Array:
-        """The sum over the parts."""
+        """The sum over the shards."""
         return jax.lax.psum(x, "tensor") if self.count > 1 else x
 
     def each(self, x: Array) -> Array:
-        """``[..., count]``: the values of all parts."""
+        """``[..., count]``: the values of all shards."""
         return jax.lax.all_gather(x, "tensor", axis=x.ndim) if self.count > 1 else x[..., None]
 
 
@@ -51,8 +51,8 @@ def draw(logits: Array, keys: Array, config: DrawConfig, mesh: Mesh | None = Non
       logits: ``[P, n, V]`` float32; n is the number of keys, or 1 if all keys of a prompt use the same logits.
       keys: ``[P, n]`` keys.
       config: temperature and truncation.
-      mesh: the devices. If the vocabulary is cut over ``tensor``, each device draws from its own part. Maxima, sums and
-        the likeliest k move between devices; logits do not.
+      mesh: the devices. If the vocabulary is cut over ``tensor``, each device draws from its own shard. Maxima, sums
+        and the likeliest k move between devices; logits do not.
 
     Returns:
       ``(tokens [P, n] int32, logps [P, n] float32)``. The log-probability is that under the distribution drawn from:
@@ -70,77 +70,78 @@ def draw(logits: Array, keys: Array, config: DrawConfig, mesh: Mesh | None = Non
     choose = functools.partial(_greedy if greedy else _sampled, config)
     count = 1 if mesh is None else mesh.shape["tensor"]
     if mesh is None or count == 1:
-        return choose(logits, u, _Parts())
+        return choose(logits, u, _Shards())
 
-    def part(logits: Array, u: Array) -> tuple[Array, Array]:
-        return choose(logits, u, _Parts(count, jax.lax.axis_index("tensor")))
+    def on_shard(logits: Array, u: Array) -> tuple[Array, Array]:
+        return choose(logits, u, _Shards(count, jax.lax.axis_index("tensor")))
 
     rows, cut = spec(("shard", None), ROLLOUT), spec(("shard", None, "vocab"), ROLLOUT)
-    return jax.shard_map(part, mesh=mesh, in_specs=(cut, rows), out_specs=(rows, rows), check_vma=False)(logits, u)
+    return jax.shard_map(on_shard, mesh=mesh, in_specs=(cut, rows), out_specs=(rows, rows), check_vma=False)(logits, u)
 
 
-def _greedy(config: DrawConfig, logits: Array, u: Array, parts: _Parts) -> tuple[Array, Array]:
+def _greedy(config: DrawConfig, logits: Array, u: Array, shards: _Shards) -> tuple[Array, Array]:
     """The likeliest token; the first one if several are equally likely."""
-    tops = parts.each(logits.max(-1))
-    tokens = parts.each(parts.here * logits.shape[-1] + jnp.argmax(logits, -1).astype(jnp.int32))
+    tops = shards.each(logits.max(-1))
+    tokens = shards.each(shards.here * logits.shape[-1] + jnp.argmax(logits, -1).astype(jnp.int32))
     tokens = jnp.take_along_axis(tokens, tops.argmax(-1, keepdims=True), -1)[..., 0]
     top = tops.max(-1)
-    logps = top - (jnp.log(parts.total(jnp.exp(logits - top[..., None]).sum(-1))) + top)
+    logps = top - (jnp.log(shards.total(jnp.exp(logits - top[..., None]).sum(-1))) + top)
     return jnp.broadcast_to(tokens, u.shape), jnp.broadcast_to(logps, u.shape)
 
 
-def _sampled(config: DrawConfig, logits: Array, u: Array, parts: _Parts) -> tuple[Array, Array]:
+def _sampled(config: DrawConfig, logits: Array, u: Array, shards: _Shards) -> tuple[Array, Array]:
     """A token for each uniform number ``u [P, n]``: the one at which the running sum passes ``u`` of the total."""
     z = logits / config.temperature
-    top = parts.each(z.max(-1)).max(-1)
-    e = _keep(z, top[..., None], config, parts)
+    top = shards.each(z.max(-1)).max(-1)
+    e = _keep(z, top[..., None], config, shards)
     blocks = jnp.pad(e, ((0, 0), (0, 0), (0, -e.shape[-1] % _BLOCK))).reshape(*e.shape[:2], -1, _BLOCK)
     mass = blocks.sum(-1)
     upto = jnp.cumsum(mass, -1)
-    masses = parts.each(upto[..., -1])
+    masses = shards.each(upto[..., -1])
     ends = jnp.cumsum(masses, -1)
     target = u * ends[..., -1]
-    part = jnp.minimum((ends <= target[..., None]).sum(-1), jax.vmap(jax.vmap(_last))(masses))
-    before = jnp.take_along_axis(jnp.broadcast_to(ends - masses, (*u.shape, parts.count)), part[..., None], -1)[..., 0]
+    shard = jnp.minimum((ends <= target[..., None]).sum(-1), jax.vmap(jax.vmap(_last))(masses))
+    starts = jnp.broadcast_to(ends - masses, (*u.shape, shards.count))
+    before = jnp.take_along_axis(starts, shard[..., None], -1)[..., 0]
     shared = z.shape[1] == 1 and u.shape[1] > 1
     invert = jax.vmap(_invert, in_axes=(None, None, None, 0) if shared else 0)
     if shared:
         blocks, mass, upto = blocks[:, 0], mass[:, 0], upto[:, 0]
     tokens = jax.vmap(invert)(blocks, mass, upto, jnp.maximum(target - before, 0.0))
     chosen = jnp.take_along_axis(jnp.broadcast_to(z, (*u.shape, z.shape[-1])), tokens[..., None], -1)[..., 0]
-    if parts.count > 1:
-        mine = part == parts.here
-        tokens = parts.total(jnp.where(mine, tokens + parts.here * z.shape[-1], 0))
-        chosen = parts.total(jnp.where(mine, chosen, 0.0))
+    if shards.count > 1:
+        mine = shard == shards.here
+        tokens = shards.total(jnp.where(mine, tokens + shards.here * z.shape[-1], 0))
+        chosen = shards.total(jnp.where(mine, chosen, 0.0))
     return tokens, chosen - top - jnp.log(ends[..., -1])
 
 
-def _keep(z: Array, top: Array, config: DrawConfig, parts: _Parts) -> Array:
+def _keep(z: Array, top: Array, config: DrawConfig, shards: _Shards) -> Array:
     """``exp(z - top)``, with 0 for tokens that are cut off: unnormalised probabilities in [0, 1]."""
     e = jnp.exp(z - top)
-    if 0 < config.top_k < z.shape[-1] * parts.count:
+    if 0 < config.top_k < z.shape[-1] * shards.count:
         likeliest = jax.lax.top_k(z, min(config.top_k, z.shape[-1]))[0]
-        if parts.count > 1:
-            likeliest = jax.lax.top_k(parts.each(likeliest).reshape(*z.shape[:-1], -1), config.top_k)[0]
+        if shards.count > 1:
+            likeliest = jax.lax.top_k(shards.each(likeliest).reshape(*z.shape[:-1], -1), config.top_k)[0]
         e = jnp.where(z >= likeliest[..., -1:], e, 0.0)
     if config.top_p < 1:
-        e = jnp.where(e >= _nucleus_threshold(e, config.top_p, parts), e, 0.0)
+        e = jnp.where(e >= _nucleus_threshold(e, config.top_p, shards), e, 0.0)
     if config.min_p > 0:
         e = jnp.where(e >= config.min_p, e, 0.0)
     return e
 
 
-def _nucleus_threshold(e: Array, top_p: float, parts: _Parts) -> Array:
+def _nucleus_threshold(e: Array, top_p: float, shards: _Shards) -> Array:
     """The largest t for which the entries of ``e`` that are at least t have ``top_p`` of the sum of ``e``.
 
     Bisects the bit patterns of the floats, which have the same order as the floats. This is exact and needs no sort.
     """
-    need = top_p * parts.total(e.sum(-1, keepdims=True))
+    need = top_p * shards.total(e.sum(-1, keepdims=True))
 
     def halve(_, bounds):
         low, high = bounds
         mid = low + (high - low) // 2
-        enough = parts.total(jnp.where(e >= _as_float(mid), e, 0.0).sum(-1, keepdims=True)) >= need
+        enough = shards.total(jnp.where(e >= _as_float(mid), e, 0.0).sum(-1, keepdims=True)) >= need
         return jnp.where(enough, mid, low), jnp.where(enough, high, mid)
 
     one = jax.lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32)

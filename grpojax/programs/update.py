@@ -2,7 +2,7 @@
 
 A loss is ``(params, frozen, micro) -> (value [], metrics)``: ``params`` learn, ``frozen`` is whatever else the loss
 reads, and ``micro`` is a micro-batch. Losses and metrics that are bare arrays are summed over the micro-batches.
-`grpojax.types.Mean` and `Max` define how they are combined. ``frozen["share"]``, if present, is the share of the run
+`grpojax.types.Mean` and `Max` define how they are combined. ``frozen["progress"]``, if present, is the share of the run
 that is done. An optimiser whose learning rate follows a schedule over the run reads it. A loss of `Rows` finds
 the sum of all loss weights of the update in ``frozen[TOTAL_WEIGHT]``, for a term that is a mean over its tokens.
 
@@ -135,9 +135,9 @@ def _update(learns: Learns, state: TrainState, frozen: Any, parts: Any) -> tuple
         finite = jnp.isfinite(metrics["grad_norm"])
         metrics["skipped"] = 1.0 - finite.astype(jnp.float32)
         moves = finite & (metrics["grad_norm"] > 0)
-        share = {"share": frozen["share"]} if isinstance(frozen, Mapping) and "share" in frozen else {}
+        progress = {"progress": frozen["progress"]} if isinstance(frozen, Mapping) and "progress" in frozen else {}
         optimizer = optax.with_extra_args_support(learns.optimizer)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **share)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **progress)
         params = optax.apply_updates(state.params, updates)
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(moves, new, old), (params, opt_state), (state.params, state.opt_state)

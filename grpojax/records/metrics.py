@@ -198,13 +198,13 @@ class Table:
         self._had_invalid = False
         self._terminal = sys.stdout.isatty() if terminal is None else terminal
 
-    def row(self, step: int, values: Mapping[str, float], *, share: float = 0.0) -> None:
-        """Logs a step, after which ``share`` of the whole run is done."""
+    def row(self, step: int, values: Mapping[str, float], *, progress: float = 0.0) -> None:
+        """Logs a step, after which ``progress`` of the whole run is done."""
         seconds = values["time/step_s"]
         self._pace = seconds if self._rows < 2 else 0.9 * self._pace + 0.1 * seconds  # a running mean
-        whole = step / max(share, 1e-9) if self._steps is None else self._steps
+        whole = step / max(progress, 1e-9) if self._steps is None else self._steps
         left = _duration(self._pace * max(0.0, whole - step)) if self._rows else "-"
-        where = f"{step}/{self._steps}" if self._steps is not None else f"{step} ({min(share, 1.0):.0%})"
+        where = f"{step}/{self._steps}" if self._steps is not None else f"{step} ({min(progress, 1.0):.0%})"
         invalid = values.get(lines.INVALID, 0.0) > 0
         self._had_invalid |= invalid
         shows = self._had_invalid if self._terminal else invalid  # a column that comes and goes has new heads each time

@@ -29,7 +29,7 @@ class Batch:
     Attributes:
       problems: the problems of the P prompts.
       number: number of the rollout in the run.
-      drawing: functions that wait for what the devices draw: for the samples, and for what a source draws beside them.
+      fetches: functions that wait for what the devices draw: for the samples, and for what a source draws beside them.
       arrive: a function that waits for them and returns the batch with its samples.
       rollout: the samples, ``[P, G, ...]``. If a prompt got fewer samples than others, the missing ones have length 0
         and no reward. The same holds for all samples of a group that is not complete yet. The tokens of an episode are
@@ -67,7 +67,7 @@ class Batch:
 
     problems: Sequence[data.Problem]
     number: int = 0
-    drawing: Sequence[Fetch] = ()
+    fetches: Sequence[Fetch] = ()
     arrive: "Callable[[Batch], Batch] | None" = None
     rollout: Rollout = None  # pyrefly: ignore
     pending: "Sequence[Callable[[Batch], Batch]]" = ()

@@ -133,7 +133,7 @@ class DryRun:
             sync=lambda arrays: None,
         )
         players = self._players()
-        drawing = source.make(
+        made = source.make(
             config,
             self.policy,
             cast(Any, self.rewards),
@@ -144,7 +144,7 @@ class DryRun:
             **({} if players is None else {"players": players}),
         )
         state = State(networks=self.state)
-        drawing.next(state, drawing.begin(state))
+        made.next(state, made.begin(state))
         return self._called("rollout")
 
     def evaluate(self) -> list[Called]:
@@ -179,8 +179,8 @@ class DryRun:
         setup.open_parts()
         minis, _ = learn.score(setup, self.state, minis)
         yield self._called("scores")
-        shares = None if self.config.train.tokens is None else (0.0, 0.0)
-        learn.update(setup, State(networks=self.state, step=number - 1), self._weighed(minis), shares=shares)
+        progress = None if self.config.train.tokens is None else (0.0, 0.0)
+        learn.update(setup, State(networks=self.state, step=number - 1), self._weighed(minis), progress=progress)
         yield self._called("update")
 
     def _weighed(self, minis: Sequence[Minibatch]) -> list[Minibatch]:
@@ -191,10 +191,10 @@ class DryRun:
         zeros = np.zeros(batch.rollout.tokens.shape, np.float32)
         for mini in minis:
             if config.train.skip_zero_advantage and not self.longest:  # a single token teaches
-                one = np.zeros((len(mini.places), zeros.shape[1]), np.int32)
+                one = np.zeros((len(mini.prompts), zeros.shape[1]), np.int32)
                 one[0, 0] = 1
-                mini = learn.minibatch(setup, batch, mini.places, one)
-            rows = {n: mini.layout.pack(zeros[mini.places]) for n in names if n not in mini.rows.arrays}
+                mini = learn.minibatch(setup, batch, mini.prompts, one)
+            rows = {n: mini.layout.pack(zeros[mini.prompts]) for n in names if n not in mini.rows.arrays}
             weighed.append(mini.with_arrays(self.policy.device.put(rows, ROWS)))
         return weighed
 

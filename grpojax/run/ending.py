@@ -60,7 +60,7 @@ def conducted(
                 store.wait()
                 if processes.is_first() and not isinstance(e, PassingError):
                     reason = str(e).partition("\n")[0].removeprefix(f"{store.directory} ")
-                    store.record.failed(step, reason)
+                    store.run_directory.failed(step, reason)
             raise
         store.wait()
     store.together = True
@@ -75,9 +75,9 @@ def conducted(
             f"the state of step {step} is saved there again, and the same command goes on from it"
         )
     if processes.is_first() and outcome.finished:
-        store.record.finished(step)
+        store.run_directory.finished(step)
     elif processes.is_first():
-        store.record.stopped(step, notice=control.reason, seconds=time.monotonic() - control.since)
+        store.run_directory.stopped(step, notice=control.reason, seconds=time.monotonic() - control.since)
 
 
 def _gather(store: Store, control: RunControl, error: str) -> None:

@@ -50,7 +50,7 @@ class Journal:
         policy: Policy,
         steps: int | None,
         *,
-        share: Callable[[State], float],
+        progress: Callable[[State], float],
         gradient: str,
         columns: Sequence[tuple[str, str, str]] = metrics.Table.COLUMNS,
         alarms: Watch | None = None,
@@ -62,15 +62,16 @@ class Journal:
           held: closes them.
           policy: the model that learns.
           steps: number of steps of the whole run; None if it ends by something else.
-          share: share of the whole run that is done at a state.
+          progress: share of the whole run that is done at a state.
           gradient: the remedy for gradients that are not finite.
           columns: columns of the table on the console.
           alarms: looks at all metrics, including those of earlier steps.
           follow: what becomes of the state when the metrics of a step are known.
         """
-        self.watch, self._policy, self._share, self._follow, self._gradient = alarms, policy, share, follow, gradient
+        self.watch, self._policy, self._progress = alarms, policy, progress
+        self._follow, self._gradient = follow, gradient
         store, done = self._store, self.state.step
-        self.saved_step, over = done, share(self.state) >= 1
+        self.saved_step, over = done, progress(self.state) >= 1
         with processes.AllOrNone():  # the first process rewrites these files once all have read them
             lines = [x for x in metrics.read_metrics(store.directory) if x["step"] <= done]
             if alarms is not None:
@@ -132,7 +133,7 @@ class Journal:
         self.state = self._follow(self.state, values)
         self.write(number, values)
         if number % self._train.log_every == 0:
-            self._table.row(number, values, share=updates.share)
+            self._table.row(number, values, progress=updates.progress)
         most = self._train.max_skipped
         checks.finite(number, values["skipped_updates"], in_a_row, most=most, remedy=self._gradient)
         self.heed(number)
@@ -152,7 +153,7 @@ class Journal:
     def heed(self, number: int) -> None:
         """Acts on the alarms that the last metrics have set off; raises `UserError` if one stops the run."""
         if self.watch is not None and self.watch.rings:
-            self.state = watch.heed(self.watch, number, self._store, self.state, ends=self._share(self.state) >= 1)
+            self.state = watch.heed(self.watch, number, self._store, self.state, ends=self._progress(self.state) >= 1)
             watch.stop(self._store, self.state)
 
     def wants_samples(self, number: int) -> bool:

@@ -91,20 +91,20 @@ def work(setup: Setup, batch: Batch, number: int) -> dict[str, float]:
 def pack(setup: Setup, batch: Batch) -> list[Minibatch]:
     """Lays the samples out in rows, update by update, and puts them on the devices."""
     split = batch_shards.minibatches(batch.dropped, setup.config.train.minibatches)
-    return [minibatch(setup, batch, places, batch.rollout.lengths[places]) for places in split]
+    return [minibatch(setup, batch, which, batch.rollout.lengths[which]) for which in split]
 
 
-def minibatch(setup: Setup, batch: Batch, places: PerPrompt, lengths: Samples) -> Minibatch:
+def minibatch(setup: Setup, batch: Batch, which: PerPrompt, lengths: Samples) -> Minibatch:
     """A minibatch of some of a batch's prompts, with ``lengths [p, G]`` tokens of their samples."""
     rollout, policy, train = batch.rollout, setup.policy, setup.config.train
     longest = max(setup.longest_prompt, *(len(p.ids) for p in batch.problems))
-    prompts = jax.tree.map(lambda x: x[places], data.to_prompts(batch.problems, longest))
+    prompts = jax.tree.map(lambda x: x[which], data.to_prompts(batch.problems, longest))
     prompts, group = batch_shards.spread(prompts, lengths.shape[1], policy.shards)
     arrays = _known(setup, rollout)
-    known = {name: _spread(x[places], prompts, group) for name, x in arrays.items()}
+    known = {name: _spread(x[which], prompts, group) for name, x in arrays.items()}
     rows, layout = packing.pack(
         prompts,
-        _samples(rollout, places, lengths, prompts, group),
+        _samples(rollout, which, lengths, prompts, group),
         known,
         shards=policy.shards,
         microbatches=train.microbatches,
@@ -112,7 +112,7 @@ def minibatch(setup: Setup, batch: Batch, places: PerPrompt, lengths: Samples) -
         least=setup.least_block,
         gaps=train.skip_zero_advantage,
     )
-    return Minibatch(places, setup.policy.device.put(rows, ROWS), layout)
+    return Minibatch(which, setup.policy.device.put(rows, ROWS), layout)
 
 
 def _known(setup: Setup, rollout: Rollout) -> dict[str, Tokens]:
@@ -130,7 +130,7 @@ def score(
     setup: Setup, networks: Mapping[str, Any], minis: Sequence[Minibatch]
 ) -> tuple[list[Minibatch], dict[str, Tokens]]:
     """Runs the parts' programs that need no rewards, and scores the samples by the policy before its updates if a
-    term or the variant needs it (`Method.scores_policy`). The quickstart runs no program here.
+    term or the variant needs it (`RunMethod.scores_policy`). The quickstart runs no program here.
 
     Returns the minibatches with what a loss reads of the scores, and the signals for the variant: fields of
     `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
@@ -215,7 +215,7 @@ def weigh(
             signals=signals,
             counted=counted,
             live=batch.sampled & (np.isfinite(counted) & ~cut)[..., None],
-            minibatches=[m.places for m in minis],
+            minibatches=[m.prompts for m in minis],
         )
         batch = dataclasses.replace(batch, advantages=weighing.advantages(setup.method, batch))
         arrays = {"advantages": batch.advantages, "weights": weighing.weights(setup.objective, batch)}
@@ -228,12 +228,12 @@ def weigh(
     lengths = np.array(batch.rollout.lengths)
     weighed = list[Minibatch]()
     for mini in minis:
-        places = mini.places
+        which = mini.prompts
         if setup.config.train.skip_zero_advantage:
-            lengths[places] = weighing.lengths_that_teach(arrays["advantages"], arrays["weights"], lengths, places)
-            mini = minibatch(setup, batch, places, lengths[places])
-        rows = {name: mini.layout.pack(x[places]) for name, x in arrays.items()}
-        live = bool(batch.live[places].any())
+            lengths[which] = weighing.lengths_that_teach(arrays["advantages"], arrays["weights"], lengths, which)
+            mini = minibatch(setup, batch, which, lengths[which])
+        rows = {name: mini.layout.pack(x[which]) for name, x in arrays.items()}
+        live = bool(batch.live[which].any())
         weighed.append(dataclasses.replace(mini.with_arrays(setup.policy.device.put(rows, ROWS)), live=live))
     return weighed, dataclasses.replace(batch, taught=lengths), metrics
 
@@ -243,7 +243,7 @@ def update(
     state: State,
     minis: Sequence[Minibatch],
     *,
-    shares: tuple[float, float] | None = None,
+    progress: tuple[float, float] | None = None,
 ) -> tuple[State, list[dict[str, Any]]]:
     """Dispatches the updates of a step. By default (one update a rollout, no second network) this is one call of
     ``programs.update``, which `grpojax.run.make_programs.make_programs` makes of
@@ -252,7 +252,7 @@ def update(
     Args:
       state: before the step, whose number random draws of its losses depend on. Its networks are taken over.
       minis: scored and weighed.
-      shares: share of the run before this step and after it, if the optimiser's schedules follow it.
+      progress: share of the run before this step and after it, if the optimiser's schedules follow it.
 
     Returns:
       The state with the networks and the number of updates after them; and the metrics of each update, which are
@@ -269,8 +269,8 @@ def update(
         if not mini.live:
             continue
         rows = mini.rows
-        if shares is not None:
-            frozen["share"] = np.float32(shares[0] + (shares[1] - shares[0]) * n / count)
+        if progress is not None:
+            frozen["progress"] = np.float32(progress[0] + (progress[1] - progress[0]) * n / count)
         given = frozen if second is None else {**frozen, **second.frozen(networks)}
         if second is not None and learns_alone:
             alone = setup.programs.update_without_policy[second.learns]
@@ -280,10 +280,10 @@ def update(
             continue
         if setup.objective.needs_covariance_mask:  # by the policy before this update
             logps = call(setup.programs.score, policy_state.weights(networks), rows.bare).logps
-            places = setup.policy.device.put(mini.layout.index, ROWS)
+            index = setup.policy.device.put(mini.layout.index, ROWS)
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(setup.config.train.seed), number), n)
             assert setup.programs.covariance_mask is not None, "the objective has one"
-            mask = call(setup.programs.covariance_mask, key, logps, rows, places)
+            mask = call(setup.programs.covariance_mask, key, logps, rows, index)
             rows = rows.with_arrays({"covariance_mask": mask})
         if second is None:
             networks["policy"], metrics = call(setup.programs.update, networks["policy"], given, rows)
@@ -330,15 +330,15 @@ def _declared_by(part: Part, signals: Mapping[str, Array]) -> Mapping[str, Array
     return signals
 
 
-def _samples(rollout: Rollout, places: PerPrompt, lengths: Samples, prompts: Prompts, group: int) -> Rollout:
-    """Samples of the prompts at ``places`` as their ``prompts`` were spread, ``group`` to each, with these lengths."""
+def _samples(rollout: Rollout, which: PerPrompt, lengths: Samples, prompts: Prompts, group: int) -> Rollout:
+    """Samples of the prompts at ``which`` as their ``prompts`` were spread, ``group`` to each, with these lengths."""
 
     def mine(x: Array) -> Array:
-        return None if x is None else _spread(x[places], prompts, group)
+        return None if x is None else _spread(x[which], prompts, group)
 
     choices = rollout.prompt_choices
     if choices is not None:
-        choices = np.repeat(choices[places, :1], len(prompts.lengths) // len(places), 0)
+        choices = np.repeat(choices[which, :1], len(prompts.lengths) // len(which), 0)
     return Rollout(
         tokens=mine(rollout.tokens),
         lengths=_spread(lengths, prompts, group),

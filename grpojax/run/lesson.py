@@ -62,7 +62,7 @@ class Updates:
       tokens, flops: as of the `Lesson`.
       known: metrics that the host has.
       metrics: the metrics of each update; on the host once the updates are over.
-      share: share of the whole run that is done after the step.
+      progress: share of the whole run that is done after the step.
       waited: seconds that the host waited for the updates so far; None if a step does nothing else.
       over: when the updates were over, by `time.perf_counter`; None while they may run.
     """
@@ -73,7 +73,7 @@ class Updates:
     flops: Mapping[str, float]
     known: Mapping[str, float]
     metrics: Sequence[Mapping[str, Any]]
-    share: float
+    progress: float
     waited: float | None = None
     over: float | None = None
 

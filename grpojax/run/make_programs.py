@@ -81,13 +81,13 @@ class Programs:
 
     Attributes:
       optimizer: the policy's.
-      update: ``(state, frozen, packed) -> (state, metrics)``. If another network learns with the policy, it takes and
+      update: ``(state, frozen, rows) -> (state, metrics)``. If another network learns with the policy, it takes and
         returns both states by role.
       score: ``(params, rows) -> Scores``, log-probs of the samples.
       score_policy: the same for the policy before its updates, with the entropy if the variant reads it.
-      covariance_mask: ``(key, logps, packed, places) -> mask``, the tokens that Clip-Cov or KL-Cov picks. A supervised
-        run has none.
-      update_without_policy: by role, ``(state, frozen, packed) -> (state, metrics)``: that network learns and the
+      covariance_mask: ``(key, logps, rows, token_index) -> mask``, the tokens that Clip-Cov or KL-Cov picks. A
+        supervised run has none.
+      update_without_policy: by role, ``(state, frozen, rows) -> (state, metrics)``: that network learns and the
         policy does not.
       parts: the programs that the parts add, by name.
     """

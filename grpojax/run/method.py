@@ -20,7 +20,7 @@ WITH_SAMPLES = ("culling", "entropy", "step_rewards")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Method:
+class RunMethod:
     """How a run learns.
 
     Attributes:
@@ -73,7 +73,7 @@ def resolve(
     train: TrainConfig,
     *,
     recipe: type | None = None,
-) -> Method:
+) -> RunMethod:
     """Resolves names and options; raises `UserError` for an unknown one, or a combination that is not possible. An
     option of the variant that is a key of another section of the class ``recipe`` is an error that names it."""
     options = _options(variant, rollout.max_tokens)
@@ -86,7 +86,7 @@ def resolve(
     chosen = _filter(given_filter, made, names)
     weighted = [term.metric for term in terms.terms if term.weight]
     deciding = (chosen.metric if chosen is not None else None) or weighted[0]
-    method = Method(
+    method = RunMethod(
         variant=made,
         rewards=terms,
         filter=chosen,
@@ -100,7 +100,7 @@ def resolve(
     return dataclasses.replace(method, plan=plan, retire=retire)
 
 
-def describe(method: Method) -> dict[str, Any]:
+def describe(method: RunMethod) -> dict[str, Any]:
     """A method as plain data: every option and every term with its value, defaults included.
 
     Returns:
@@ -259,7 +259,7 @@ def _plan(rollout: RolloutConfig, variant: variants.Variant) -> Any:
     return given.resolved(rollout.prompts, rollout.group)
 
 
-def _check(method: Method, options: Mapping[str, Any], rollout: RolloutConfig, train: TrainConfig) -> None:
+def _check(method: RunMethod, options: Mapping[str, Any], rollout: RolloutConfig, train: TrainConfig) -> None:
     """Raises `UserError` if the variant does not fit the rest of the recipe."""
     resolved = Resolved(
         variant=method.variant,

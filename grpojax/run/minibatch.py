@@ -17,13 +17,13 @@ class Minibatch:
     """One update's share of a step.
 
     Attributes:
-      places: indices of its prompts in the batch, ``[p]``.
+      prompts: indices of its prompts in the batch, ``[p]``.
       rows: its rows on the devices. Their arrays fill up as they become known.
       layout: the positions of its tokens ``[p, G, T]`` in the rows.
       live: whether any of its tokens counts.
     """
 
-    places: PerPrompt
+    prompts: PerPrompt
     rows: Rows
     layout: Layout
     live: bool = True
@@ -36,8 +36,8 @@ class Minibatch:
 def whole(device: Device, minis: Sequence[Minibatch], rows: Sequence[Any]) -> Tokens:
     """Rows of every minibatch back to ``[P, G, T]`` on the host."""
     unpacked = [m.layout.unpack(device.get(x)) for m, x in zip(minis, rows, strict=True)]
-    whole = [batch_shards.gather_groups(x, len(m.places)) for m, x in zip(minis, unpacked, strict=True)]
-    return np.concatenate(whole)[np.argsort(np.concatenate([m.places for m in minis]))]
+    whole = [batch_shards.gather_groups(x, len(m.prompts)) for m, x in zip(minis, unpacked, strict=True)]
+    return np.concatenate(whole)[np.argsort(np.concatenate([m.prompts for m in minis]))]
 
 
 def room(most: int, longest: int = 0) -> int:

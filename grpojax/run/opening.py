@@ -253,7 +253,7 @@ def _started(held: contextlib.ExitStack, config: Config, kept: Kept, made: _Made
         state = watch.resume(kept.store, state, train)
     checks.length(config, state)
     state = dataclasses.replace(state, networks=setup.start(restored), budget=train.tokens)
-    drawing = source.make(
+    samples_from = source.make(
         config,
         policy,
         made.rewards,
@@ -269,14 +269,14 @@ def _started(held: contextlib.ExitStack, config: Config, kept: Kept, made: _Made
     )
     journal.state = dataclasses.replace(state, in_flight=None)  # the source has it now
 
-    def share(state: State) -> float:
+    def progress(state: State) -> float:
         return train.done(state.step, state.sampled_tokens)
 
     journal.open(
         held,
         policy,
         train.steps,
-        share=share,
+        progress=progress,
         gradient=f"{checks.SMALLER}, or look at the samples: grpojax show {config.run.dir}",
         alarms=_alarms(config, kept.store, made),
         follow=functools.partial(learn.adapted, setup),
@@ -284,11 +284,11 @@ def _started(held: contextlib.ExitStack, config: Config, kept: Kept, made: _Made
     return Run(
         **fields(setup),
         **fields(kept),
-        source=drawing,
+        source=samples_from,
         learn_from=learn.from_rewards,
         held_out=made.held_out,
-        share=share,
-        by_share=train.tokens is not None,
+        progress=progress,
+        by_progress=train.tokens is not None,
         lines_of=functools.partial(_lines_of, made),
         held=held,
         memory=MEMORY,

@@ -133,7 +133,7 @@ class Config:
         return None if self.method.variant.critic is None else self.critic or extension.section("critic")()
 
     @functools.cached_property
-    def method(self) -> method.Method:
+    def method(self) -> method.RunMethod:
         """Variant, rewards and filter, resolved."""
         return method.resolve(self.variant, self.rewards, self.filter, self.rollout, self.train, recipe=Config)
 

@@ -46,8 +46,8 @@ class Run(Setup):
       source: gives each step its samples.
       learn_from: makes a step's `Lesson` from them, `grpojax.run.learn.from_rewards` in a run that samples.
       held_out: evaluates the policy.
-      share: share of the whole run that is done at a state.
-      by_share: whether the optimiser's schedules follow ``share``, and not the number of updates.
+      progress: share of the whole run that is done at a state.
+      by_progress: whether the optimiser's schedules follow ``progress``, and not the number of updates.
       samples: whether steps draw samples. Their metrics then say what was drawn, and how long each phase took.
       ahead: number of steps whose updates may still run while the next step's samples are got. 0 if these are drawn by
         the weights after them.
@@ -64,8 +64,8 @@ class Run(Setup):
     source: Source
     learn_from: "Callable[[Run, State, Batch, Clock], Lesson]"
     held_out: Evaluation
-    share: Callable[[State], float]
-    by_share: bool = False
+    progress: Callable[[State], float]
+    by_progress: bool = False
     samples: bool = True
     ahead: int = 0
     lines_of: Callable[[Batch], Callable[[], Sequence[Mapping[str, Any]]]] = lambda batch: lambda: ()

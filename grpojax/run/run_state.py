@@ -26,7 +26,7 @@ class State:
       entropy: the coefficient of an adaptive entropy bonus, and the one that the next step applies.
       alarm: the newest alarm and the checkpoint that is kept for it (`grpojax.run.watch.heed`).
       passes, solved: state of `grpojax.run.curriculum.Curriculum`, if solved prompts are left out.
-      in_flight: the rollout that is drawn ahead (`grpojax.run.source.record_of`).
+      in_flight: the rollout that is drawn ahead (`grpojax.run.source.saved_of`).
       kept: by name, what parts keep from step to step, such as groups that go on in the next rollout.
     """
 
@@ -46,20 +46,20 @@ class State:
     in_flight: dict[str, Any] | None = None
     kept: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def record(self) -> dict[str, Any]:
+    def saved(self) -> dict[str, Any]:
         """The state as JSON, without its networks and without what is None. What parts keep stands beside the rest.
 
         Example:
-          >>> State.of(State(step=3, kept={"levels": {"1": 0.5}}).record()).kept
+          >>> State.of(State(step=3, kept={"levels": {"1": 0.5}}).saved()).kept
           {'levels': {'1': 0.5}}
         """
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("networks", "kept")}
         return {name: value for name, value in {**self.kept, **values}.items() if value is not None}
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> "State":
-        """The state that `record` was made from, without its networks."""
-        return cls().having(record)
+    def of(cls, saved: Mapping[str, Any]) -> "State":
+        """The state that `saved` was made from, without its networks."""
+        return cls().having(saved)
 
     def having(self, values: Mapping[str, Any]) -> "State":
         """The state with these fields by name; what is no field is of a part (``kept``)."""

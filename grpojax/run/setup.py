@@ -11,7 +11,7 @@ from grpojax.programs import packing, policy_state
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, bound
 from grpojax.run.make_programs import Programs
-from grpojax.run.method import Method
+from grpojax.run.method import RunMethod
 from grpojax.run.parts.part import Part
 
 
@@ -38,7 +38,7 @@ class Setup:
     passes: int = 1
 
     @property
-    def method(self) -> Method:
+    def method(self) -> RunMethod:
         """The variant, rewards and filter of a run that samples."""
         return self.config.method
 

@@ -71,7 +71,7 @@ class Source(Protocol):
         before and records it.
 
         Raises:
-          grpojax.run.control.Stopped: the run is to stop; `record` has what is in flight.
+          grpojax.run.control.Stopped: the run is to stop; `saved` has what is in flight.
         """
         ...
 
@@ -92,7 +92,7 @@ class Source(Protocol):
         """What the next draws depend on, once a step has learned from its batch, as of `State.updated`."""
         ...
 
-    def record(self) -> dict[str, Any] | None:
+    def saved(self) -> dict[str, Any] | None:
         """A rollout in flight as a save stores it, as JSON; None without one."""
         ...
 
@@ -215,7 +215,7 @@ class Plain:
         """The number of rollouts, and how far the run is with the problems."""
         return {"rollouts": self.rollouts, **self.curriculum.saved()}
 
-    def record(self) -> dict[str, Any] | None:
+    def saved(self) -> dict[str, Any] | None:
         """None: between two steps no rollout is in flight."""
         return None
 
@@ -227,8 +227,8 @@ class Plain:
         number = self.rollouts
         self.rollouts += 1
         problems, passes = self.choose(number)
-        drawing = self.draw(self.params(state), problems, number)
-        return dataclasses.replace(drawing, version=state.updates, passes=passes)
+        drawn = self.draw(self.params(state), problems, number)
+        return dataclasses.replace(drawn, version=state.updates, passes=passes)
 
     def choose(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
         """The problems of the rollout with that number, and the pass over the data that each belongs to."""
@@ -245,8 +245,8 @@ class Plain:
           problems: of its prompts.
           number: of the rollout.
         """
-        drawing = self.dispatch(params, problems, self.key(number))
-        return Batch(number=number, problems=problems, drawing=drawing, arrive=self.arrived)
+        fetches = self.dispatch(params, problems, self.key(number))
+        return Batch(number=number, problems=problems, fetches=fetches, arrive=self.arrived)
 
     def dispatch(self, params: Any, problems: Sequence[data.Problem], key: Array) -> list[Fetch]:
         """Dispatches the samples of these problems, and returns what waits for them; ``params`` are the weights that
@@ -255,23 +255,23 @@ class Plain:
         sampled = self.policy.sample(params, prompts, key, self.config)
         return [fetching(self.policy, sampled, len(problems), len(problems))]
 
-    def resumed(self, record: Mapping[str, Any]) -> Batch:
-        """A rollout that the run had drawn before it was stopped, from `record_of`."""
-        problems, versions = {p.uid: p for p in self.problems}, record.get("versions")
-        samples = [Rollout(**{name: from_text(x) for name, x in each.items()}) for each in record["samples"]]
+    def resumed(self, saved: Mapping[str, Any]) -> Batch:
+        """A rollout that the run had drawn before it was stopped, from `saved_of`."""
+        problems, versions = {p.uid: p for p in self.problems}, saved.get("versions")
+        samples = [Rollout(**{name: from_text(x) for name, x in each.items()}) for each in saved["samples"]]
         return Batch(
-            number=record["number"],
-            problems=[problems[uid] for uid in record["uids"]],
-            drawing=[functools.partial(_there, rollout) for rollout in samples],
+            number=saved["number"],
+            problems=[problems[uid] for uid in saved["uids"]],
+            fetches=[functools.partial(_there, rollout) for rollout in samples],
             arrive=self.arrived,
-            version=record["version"],
+            version=saved["version"],
             versions=None if versions is None else from_text(versions),
-            passes=record["passes"],
+            passes=saved["passes"],
         )
 
     def arrived(self, batch: Batch) -> Batch:
         """Waits for the samples of a rollout, during which the run may stop, and submits them to the rewards."""
-        submitted = self.submit(batch.problems, *(fetch(self.sync) for fetch in batch.drawing))
+        submitted = self.submit(batch.problems, *(fetch(self.sync) for fetch in batch.fetches))
         return dataclasses.replace(submitted, number=batch.number, version=batch.version, passes=batch.passes)
 
     def submit(self, problems: Sequence[data.Problem], rollout: Rollout, *more: Rollout) -> Batch:
@@ -381,14 +381,14 @@ def fetching(policy: Policy, rollout: Rollout, rows: int, prompts: int) -> Fetch
       rows: number of its prompts; the last ones may only fill up the shards.
       prompts: number of prompts that were asked for.
     """
-    drawing, here = [rollout], list[Rollout]()
+    waiting, here = [rollout], list[Rollout]()
 
     def fetch(sync: Sync) -> Rollout:
         if here:
             return _there(here[0], sync)
-        sync(drawing[0])
-        here.append(jax.tree.map(lambda x: x[:prompts], policy.fetch(drawing[0], rows)))
-        drawing.clear()
+        sync(waiting[0])
+        here.append(jax.tree.map(lambda x: x[:prompts], policy.fetch(waiting[0], rows)))
+        waiting.clear()
         return here[0]
 
     return fetch
@@ -399,10 +399,10 @@ def _there(rollout: Rollout, sync: Sync) -> Rollout:
     return rollout
 
 
-def record_of(batch: Batch) -> dict[str, Any]:
+def saved_of(batch: Batch) -> dict[str, Any]:
     """A dispatched rollout as JSON, from which a resumed run restores it (`Plain.resumed`). It has the samples, since
     the weights that drew them are gone then. Waits for the samples, and is the same on all processes."""
-    samples = [fetch(jax.block_until_ready) for fetch in batch.drawing]
+    samples = [fetch(jax.block_until_ready) for fetch in batch.fetches]
     return {
         "number": batch.number,
         "version": batch.version,
@@ -424,7 +424,7 @@ def to_text(x: np.ndarray) -> dict[str, Any]:
     return {"dtype": str(x.dtype), "shape": list(x.shape), "zlib": base64.b64encode(packed).decode()}
 
 
-def from_text(record: Mapping[str, Any]) -> np.ndarray:
+def from_text(written: Mapping[str, Any]) -> np.ndarray:
     """The array that `to_text` was given."""
-    numbers = np.frombuffer(zlib.decompress(base64.b64decode(record["zlib"])), record["dtype"])
-    return numbers.reshape(record["shape"]).copy()
+    numbers = np.frombuffer(zlib.decompress(base64.b64decode(written["zlib"])), written["dtype"])
+    return numbers.reshape(written["shape"]).copy()

@@ -10,7 +10,7 @@ from grpojax import diagnostics, masked
 from grpojax.host.on_host import on_host
 from grpojax.programs.sampler import own_tokens
 from grpojax.run.batch import Batch
-from grpojax.run.method import Method
+from grpojax.run.method import RunMethod
 from grpojax.types import Max, Mean, PerPrompt, Rollout, Samples
 
 # The update's names of means over tokens, and the names that they are logged under.
@@ -41,7 +41,7 @@ BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
 
 
 @on_host()
-def of_rollouts(batch: Batch, method: Method) -> dict[str, float]:
+def of_rollouts(batch: Batch, method: RunMethod) -> dict[str, float]:
     """Metrics of a step's samples that need only the host: over all drawn samples, and over those that a filter kept.
 
     Args:

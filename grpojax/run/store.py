@@ -95,14 +95,14 @@ class Store:
 
     def __init__(self, config: Recipe, *, take_over: bool = False):
         self.config, self.directory, self._take_over = config, files.path(config.run.dir), take_over
-        self.record = RunDirectory(
+        self.run_directory = RunDirectory(
             self.directory,
             config.resolved(),
             config.may_differ,
             read=lambda stored: settings.build(type(config), stored).resolved(),
         )
         if processes.is_first():
-            self.record.check(take_over=take_over)
+            self.run_directory.check(take_over=take_over)
         self.save_s, self.wandb = 0.0, None
         self.problem: str | None = None
         self.lost = False
@@ -113,13 +113,13 @@ class Store:
         facts = model_facts(given := self.config.resolved())
         agreement.agree(config=given, data=dict(fingerprints), **facts)
         if processes.is_first():
-            self.record.claim(held, take_over=self._take_over)
-            if not self.record.started:
-                self.record.write()  # first: it shows a later start that the folder is a run's
-            self.record.check_data(fingerprints)
+            self.run_directory.claim(held, take_over=self._take_over)
+            if not self.run_directory.started:
+                self.run_directory.write()  # first: it shows a later start that the folder is a run's
+            self.run_directory.check_data(fingerprints)
             if given["model"]["adapter"] is not None:
                 name = given["model"]["path"]
-                check_base(self.directory, facts["weights"][name], name, keep=not self.record.has_steps)
+                check_base(self.directory, facts["weights"][name], name, keep=not self.run_directory.has_steps)
             if project := self.config.tracking.wandb:
                 self.wandb = metrics.start_wandb(project, self.directory)
                 held.callback(self._finish_wandb, self.wandb)
@@ -133,8 +133,8 @@ class Store:
     def settle(self, finished: bool) -> None:
         """Logs and stores the changed settings of a resumed run. Call it once nothing can be refused any more."""
         if processes.is_first():
-            self.record.write()
-            self.record.goes_on(finished=finished)
+            self.run_directory.write()
+            self.run_directory.goes_on(finished=finished)
 
     def open(self, held: contextlib.ExitStack, best: str | None) -> None:
         """Opens the checkpoints; ``best`` is the metric whose largest value's stays."""
@@ -159,7 +159,7 @@ class Store:
     @property
     def gone(self) -> bool:
         """Whether this process writes to the directory, and it was removed or moved away: what is written is lost."""
-        return processes.is_first() and self.record.gone
+        return processes.is_first() and self.run_directory.gone
 
     def make_again(self) -> bool:
         """Whether the directory is gone; it then has nothing but the recipe again. All processes call it."""
@@ -169,7 +169,7 @@ class Store:
             self.wait()  # for a save under way, which may fail
             try:
                 if processes.is_first():
-                    self.record.make_again()
+                    self.run_directory.make_again()
                 self.checkpoints.reload()
             except OSError as e:
                 log.warning("%s cannot be made again: %s", self.directory, e)
@@ -189,7 +189,7 @@ class Store:
         started = time.perf_counter()
         self.wait()  # for the previous save: if that fails, it must not look like a failure of this one
         try:
-            self.checkpoints.save(state.step, networks, state.record(), evaluation_follows=evaluation_follows)
+            self.checkpoints.save(state.step, networks, state.saved(), evaluation_follows=evaluation_follows)
             self.problem = None
         except SaveError as e:
             self._note(e)

@@ -107,7 +107,7 @@ class Watch:
 
 def replay(watch: Watch, store: Store, lines: Sequence[Mapping[str, Any]]) -> None:
     """Passes the recorded metrics of finished steps to the watch; evaluations only with unchanged settings."""
-    asked = bool(lines) and store.record.changed(("train.eval_", "evaluate", "rewards"))
+    asked = bool(lines) and store.run_directory.changed(("train.eval_", "evaluate", "rewards"))
     watch.replay(x for x in lines if not (asked and "eval/reward" in x))
 
 

@@ -7,7 +7,7 @@ from grpojax.advantages import Transform, text_of
 from grpojax.host.errors import UserError
 from grpojax.run import parts
 from grpojax.run.batch import Batch
-from grpojax.run.method import Method
+from grpojax.run.method import RunMethod
 from grpojax.types import PerPrompt, Samples, Tokens
 
 
@@ -21,7 +21,7 @@ def rewards_that_count(batch: Batch, truncated: str) -> tuple[Samples, Samples]:
     return np.where(cut, np.nan, rewards) if truncated == "drop" else rewards, cut
 
 
-def advantages(method: Method, batch: Batch, rule: Transform | None = None) -> Tokens:
+def advantages(method: RunMethod, batch: Batch, rule: Transform | None = None) -> Tokens:
     """Advantages ``[P, G, T]``, by the variant's chain or by ``rule``, from the batch's rewards and signals.
 
     Raises:
@@ -57,25 +57,25 @@ def advantages(method: Method, batch: Batch, rule: Transform | None = None) -> T
 def weights(objective: L.Objective, batch: Batch) -> Tokens:
     """Loss weights ``[P, G, T]`` of a batch; each of its minibatches is an update of its own."""
     made = np.zeros(batch.live.shape, np.float32)
-    for places in batch.minibatches:
-        made[places] = _weights(objective, batch.live[places], batch.dropped[places])
+    for which in batch.minibatches:
+        made[which] = _weights(objective, batch.live[which], batch.dropped[which])
     return made
 
 
-def lengths_that_teach(advantages: Tokens, weights: Tokens, lengths: Samples, places: PerPrompt) -> Samples:
+def lengths_that_teach(advantages: Tokens, weights: Tokens, lengths: Samples, which: PerPrompt) -> Samples:
     """Lengths ``[p, G]`` of a minibatch's samples, 0 for those without a gradient, whose tokens all have advantage or
     weight 0. If none has one, as given.
 
     Args:
       advantages, weights, lengths: of the batch, ``[P, G, T]`` and ``[P, G]``.
-      places: the minibatch's prompts.
+      which: the minibatch's prompts.
 
     Example:
       >>> lengths_that_teach(np.array([[[0, 1], [0, 0]]]), np.ones((1, 2, 2)), np.array([[2, 2]]), [0]).tolist()
       [[2, 0]]
     """
-    teach = ((advantages[places] != 0) & (weights[places] != 0)).any(-1)
-    return np.where(teach, lengths[places], 0) if teach.any() else lengths[places]
+    teach = ((advantages[which] != 0) & (weights[which] != 0)).any(-1)
+    return np.where(teach, lengths[which], 0) if teach.any() else lengths[which]
 
 
 def _weights(objective: L.Objective, counts: Tokens, dropped: np.ndarray) -> np.ndarray:

@@ -101,8 +101,8 @@ def test_draws_follow_from_a_tokens_number_not_from_its_place():
     """By place, the same tokens in another order would be dropped elsewhere."""
     cov, mask = jnp.full(40, 2.0), jnp.ones(40, bool)
     order = np.random.default_rng(0).permutation(40)
-    plain = np.asarray(L.clip_cov(jax.random.key(0), cov, mask, fraction=0.2, places=np.arange(40)))
-    moved = np.asarray(L.clip_cov(jax.random.key(0), cov, mask, fraction=0.2, places=order))
+    plain = np.asarray(L.clip_cov(jax.random.key(0), cov, mask, fraction=0.2, token_index=np.arange(40)))
+    moved = np.asarray(L.clip_cov(jax.random.key(0), cov, mask, fraction=0.2, token_index=order))
     assert (~plain).sum() == 8
     np.testing.assert_array_equal(moved, plain[order])
     assert not np.array_equal(np.asarray(L.clip_cov(jax.random.key(0), cov, mask, fraction=0.2))[order], moved)

@@ -55,7 +55,7 @@ def test_schedules_that_follow_the_share_of_the_run(schedule, want):
     moved = []
     for share in (0.1, 0.3, 0.85, 1.0):
         before = state.params.item()
-        state, _ = make(state, {"share": np.float32(share)}, jax.numpy.array([[1.0]]))
+        state, _ = make(state, {"progress": np.float32(share)}, jax.numpy.array([[1.0]]))
         moved.append((before - state.params.item()) / 2.0)
     np.testing.assert_allclose(moved, want, rtol=1e-5)
 

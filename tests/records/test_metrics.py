@@ -177,11 +177,11 @@ def test_a_terminal_gets_a_table_with_the_time_left(said):
 
 def test_a_run_of_so_many_tokens_tells_its_share(said):
     table = tracking.Table(None, terminal=False)
-    table.row(4, STEP, share=0.25)
-    table.row(5, STEP, share=1.2)
+    table.row(4, STEP, progress=0.25)
+    table.row(5, STEP, progress=1.2)
     assert said[0].startswith("step 4 (25%)  reward") and said[0].endswith("seconds 2.00")
     assert said[1].startswith("step 5 (100%)  reward") and said[1].endswith("left 0m00s")
-    table.row(6, STEP, share=0.5)
+    table.row(6, STEP, progress=0.5)
     assert said[2].endswith("left 0m12s")
 
 

@@ -48,7 +48,7 @@ def test_schedules_follow_the_share_that_is_used(recipe, tmp_path, monkeypatch):
     trainer = opened(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
     seen = []
     update = spies.update_by(
-        trainer, lambda state, frozen, packed: seen.append(frozen["share"]) or update(state, frozen, packed)
+        trainer, lambda state, frozen, packed: seen.append(frozen["progress"]) or update(state, frozen, packed)
     )
     assert train(trainer)
     drawn = [0, *(line["sampled_tokens"] for line in numbers(tmp_path) if "reward" in line)]

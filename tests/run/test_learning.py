@@ -130,7 +130,7 @@ def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path, monkey
     plain = learn.weigh
 
     def weigh(run, networks, minis, batch, signals):
-        seen.append([(~batch.dropped[m.places]).sum() for m in minis])
+        seen.append([(~batch.dropped[m.prompts]).sum() for m in minis])
         return plain(run, networks, minis, batch, signals)
 
     monkeypatch.setattr(learn, "weigh", weigh)
@@ -144,7 +144,7 @@ def test_minibatches_are_the_same_on_any_number_of_devices(recipe, tmp_path, mon
     places, plain = [], learn.update
 
     def update(run, state, minis, **options):
-        places.append([m.layout.batch_shape[0] * [*m.places] and m.places.tolist() for m in minis])
+        places.append([m.layout.batch_shape[0] * [*m.prompts] and m.prompts.tolist() for m in minis])
         return plain(run, state, minis, **options)
 
     monkeypatch.setattr(learn, "update", update)
@@ -414,7 +414,7 @@ def test_a_recipe_spelt_in_another_way_is_the_same_run(recipe, tmp_path):
 
 def test_a_run_goes_on_under_a_version_with_a_new_setting(recipe, tmp_path):
     config = load(recipe, tmp_path / "run")
-    record = Store(config).record
+    record = Store(config).run_directory
     add_step(tmp_path / "run")
     record.write()
     file = tmp_path / "run" / "config.json"
@@ -422,7 +422,7 @@ def test_a_run_goes_on_under_a_version_with_a_new_setting(recipe, tmp_path):
 
     def begin_as(*overrides, **changed):
         file.write_text(json.dumps(stored | changed))
-        return Store(load(recipe, tmp_path / "run", *overrides)).record
+        return Store(load(recipe, tmp_path / "run", *overrides)).run_directory
 
     before = {key: value for key, value in stored["rollout"].items() if key not in ("no_end", "weights")}
     begin_as(rollout=before).write()

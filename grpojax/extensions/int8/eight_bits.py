@@ -130,22 +130,22 @@ class Int8(Stored):
 
     Example:
       >>> keys = Int8(*rounded(jnp.array([[1.27, 0.0], [-0.5, 0.0]]), 0))
-      >>> keys.scores(jnp.ones((1, 2))).round(2).tolist()
+      >>> keys.dot_keys(jnp.ones((1, 2))).round(2).tolist()
       [[0.7699999809265137, 0.0]]
       >>> values = Int8(*rounded(jnp.array([[1.27, 0.64], [0.0, 254.0]]), 1))
-      >>> values.mixed(jnp.full((1, 2), 0.5), "float32").round(2).tolist()
+      >>> values.mix_values(jnp.full((1, 2), 0.5), "float32").round(2).tolist()
       [[0.6399999856948853, 127.31999969482422]]
     """
 
     values: Array
     scale: Array
 
-    def scores(self, q: Array) -> Array:
+    def dot_keys(self, q: Array) -> Array:
         """As of `Stored`."""
         s = jnp.matmul(q, self.values.astype(q.dtype), preferred_element_type=jnp.float32)
         return s * self.scale[..., None, :].astype(jnp.float32)
 
-    def mixed(self, w: Array, dtype: DTypeLike) -> Array:
+    def mix_values(self, w: Array, dtype: DTypeLike) -> Array:
         """As of `Stored`."""
         w, values = w * self.scale[..., None, :].astype(jnp.float32), self.values.astype(dtype)
         return jnp.matmul(w.astype(values.dtype), values, preferred_element_type=jnp.float32)

@@ -14,7 +14,7 @@ from grpojax.run.batch import Batch
 from grpojax.run.parts.part import Part
 from grpojax.run.run_state import State
 from grpojax.run.sections import TrainConfig
-from grpojax.run.source import Plain, record_of
+from grpojax.run.source import Plain, saved_of
 
 
 class DrawsAhead(Part):
@@ -65,6 +65,6 @@ class Ahead:
         self.in_flight, self._following = self._following, None
         return self.source.after_step()
 
-    def record(self) -> dict[str, Any] | None:
+    def saved(self) -> dict[str, Any] | None:
         """The rollout in flight, as a save stores it."""
-        return None if self.in_flight is None else record_of(self.in_flight)
+        return None if self.in_flight is None else saved_of(self.in_flight)

@@ -85,9 +85,9 @@ class Allocated(Plain):
         plan, key = self.plan, self.key(number)
         each = plan.most + (plan.probe if plan.exemplars else 0)  # a seeded prompt's samples come after its probe
         probe = sampler_of(self.config, plan.probe)
-        drawing = [self.dispatch_any(params, self.prompts(problems, each), key, probe)]
+        fetches = [self.dispatch_any(params, self.prompts(problems, each), key, probe)]
         arrive = functools.partial(self._in_phases, params, each)
-        return Batch(number=number, problems=problems, drawing=drawing, arrive=arrive)
+        return Batch(number=number, problems=problems, fetches=fetches, arrive=arrive)
 
     def _in_phases(self, params: Any, each: int, batch: Batch) -> Batch:
         """Waits for the probe and its rewards, then for each phase; rewards of the last one are still under way.
@@ -102,7 +102,7 @@ class Allocated(Plain):
         of_phase = _rows_of_a_phase(len(problems), self.config.group, plan)
         allocate = allocation_program(of_phase, plan.bonus, plan.confidence, plan.most)
         counts = np.zeros(len(problems), np.int32)
-        probed = self.submit(problems, *(fetch(self.sync) for fetch in batch.drawing))
+        probed = self.submit(problems, *(fetch(self.sync) for fetch in batch.fetches))
         probed, seeded = self._seeded(probed)
         first = np.array([plan.probe if new else 0 for new in seeded], np.int32)
         asked = [new or old for new, old in zip(seeded, problems, strict=True)]

@@ -176,8 +176,8 @@ class LearnedCritic(Part):
         arrays = {"critic_targets": targets}
         if self.rule.loss.own_weights:
             arrays["critic_weights"] = weights = np.zeros(targets.shape, np.float32)
-            for places in batch.minibatches:
-                weights[places] = L.loss_weights(batch.live[places], "token_mean")
+            for which in batch.minibatches:
+                weights[which] = L.loss_weights(batch.live[which], "token_mean")
         values = np.asarray(self.rule.loss.prediction(batch.signals[self.rule.signal]))[learned].astype(np.float64)
         if self.rule.signal == "token_bias":
             return arrays, {"critic/bias_abs": mean(np.abs(values))}

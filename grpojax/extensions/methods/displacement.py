@@ -23,11 +23,11 @@ class Displacement(Part):
         if weight != 1.0:
             answer = answer_tokens(batch.rollout, self.policy.tokenizer, options.get("marker"))
         made = np.zeros(batch.live.shape, np.float32)
-        for places in batch.minibatches:
-            made[places] = L.displacement_weights(
-                batch.advantages[places],
-                batch.live[places],
-                answer=None if answer is None else answer[places],
+        for which in batch.minibatches:
+            made[which] = L.displacement_weights(
+                batch.advantages[which],
+                batch.live[which],
+                answer=None if answer is None else answer[which],
                 answer_weight=weight,
             )
         return {"displacement_weights": made}, {}

@@ -61,7 +61,7 @@ class Partial(Plain):
         return Batch(
             number=number,
             problems=problems,
-            drawing=[fetching(self.policy, sampled, len(problems), len(problems))],
+            fetches=[fetching(self.policy, sampled, len(problems), len(problems))],
             arrive=self.arrived,
             version=version,
             versions=carried.continued(version),
@@ -70,13 +70,13 @@ class Partial(Plain):
 
     def arrived(self, batch: Batch) -> Batch:
         """Submits the groups whose samples are all finished; keeps the others for the next rollout."""
-        problems, (rollout,) = batch.problems, (fetch(self.sync) for fetch in batch.drawing)
+        problems, (rollout,) = batch.problems, (fetch(self.sync) for fetch in batch.fetches)
         whole = ~unfinished(rollout).any(1)
         asked = [p for p, done in zip(problems, whole, strict=True) if done]
         submitted = self.submit(asked, jax.tree.map(lambda x: x[whole], rollout))
         self.places.keep(batch, only(rollout, ~whole))
         add = functools.partial(among, submitted, whole)
-        return dataclasses.replace(batch, drawing=(), arrive=None, rollout=only(rollout, whole), pending=[add])
+        return dataclasses.replace(batch, fetches=(), arrive=None, rollout=only(rollout, whole), pending=[add])
 
     def next(self, state: State, first: Batch) -> Batch:
         """As `Plain`, with the groups that continue."""

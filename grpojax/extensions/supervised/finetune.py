@@ -149,14 +149,14 @@ def _started(held: contextlib.ExitStack, config: SFTConfig | DPOConfig, kept: Ke
     if journal.state.step > made.updates:
         raise UserError(f"{made.updates} steps: the run in {config.run.dir} is at step {journal.state.step} already")
 
-    def share(state: State) -> float:
+    def progress(state: State) -> float:
         return state.step / made.updates
 
     journal.open(
         held,
         policy,
         made.updates,
-        share=share,
+        progress=progress,
         gradient=checks.SMALLER,
         columns=kind.columns,
     )
@@ -168,7 +168,7 @@ def _started(held: contextlib.ExitStack, config: SFTConfig | DPOConfig, kept: Ke
         source=GivenAnswers(batches, made.shapes, reference["train"], kept.control.sync),
         learn_from=functools.partial(lesson, made),
         held_out=held_out,
-        share=share,
+        progress=progress,
         samples=False,
         # On a CPU an update ahead gains nothing, and the times of two updates would mix.
         ahead=int(jax.default_backend() != "cpu"),
@@ -209,7 +209,7 @@ class GivenAnswers:
         """Nothing: the next batch follows from the number of steps."""
         return {}
 
-    def record(self) -> None:
+    def saved(self) -> None:
         """Nothing is in flight between two steps."""
 
 
