@@ -26,9 +26,9 @@ class Learns(Part):  # a number for each token, which learns what samples with i
         return 1
 
     def networks(self):
-        def loss(params, frozen, part):
+        def loss(params, frozen, micro):
             assert frozen["policy"]  # there in a step of the warm-up too
-            said, given = params["bias"][part.tokens], part.arrays
+            said, given = params["bias"][micro.tokens], micro.arrays
             return (given["weights"] * (said - given["advantages"]) ** 2).sum(), {}
 
         shape = jax.ShapeDtypeStruct((self.shape.config.vocab_size,), jnp.float32)

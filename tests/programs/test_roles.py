@@ -43,11 +43,11 @@ def networks(mesh):
 def value_loss(graph, compute):
     """Squares of a linear head's error on the trunk's hidden states; the trunk is read as it was."""
 
-    def loss(params, frozen, part):
-        hidden = score(graph, frozen["policy"], part.bare, compute, hidden=True).hidden
-        error = (hidden * params["head"]).sum(-1) - part.arrays["advantages"]
-        squares = jnp.where(part.arrays["weights"] > 0, jnp.square(error), 0.0)
-        return (part.arrays["weights"] * squares).sum(), {"error": Mean(total=squares.sum(), count=(squares > 0).sum())}
+    def loss(params, frozen, micro):
+        hidden = score(graph, frozen["policy"], micro.bare, compute, hidden=True).hidden
+        error = (hidden * params["head"]).sum(-1) - micro.arrays["advantages"]
+        squares = jnp.where(micro.arrays["weights"] > 0, jnp.square(error), 0.0)
+        return (micro.arrays["weights"] * squares).sum(), {"error": Mean(total=squares.sum(), count=(squares > 0).sum())}
 
     return loss
 
@@ -152,11 +152,11 @@ def test_a_frozen_base_is_left_alone_by_its_extras():
     before = jax.tree.map(np.array, base)
     policy = policy_update.policy_objective(graph, losses.Objective(), Compute())
 
-    def loss(extras, frozen, part):
+    def loss(extras, frozen, micro):
         def joined(path, x):
             return x + extras["norm"] if "'norm'" in jax.tree_util.keystr(path) else x
 
-        return policy(jax.tree_util.tree_map_with_path(joined, frozen["base"]), {}, part)
+        return policy(jax.tree_util.tree_map_with_path(joined, frozen["base"]), {}, micro)
 
     update = jax.jit(make_update(loss, optax.sgd(1.0)), donate_argnums=0)
     state = init_state({"norm": jnp.zeros(16)}, optax.sgd(1.0), table=EXTRAS)
