@@ -40,7 +40,7 @@ class Names:
       recipes: recipes of other commands than ``train``: how such a recipe is read and what it runs
         (`grpojax.run.dry.RecipeKind`).
       families: of models, by their ``model_type``: the `grpojax.models.hf.family.Family`.
-      formats: of numbers in a rollout, such as ``int8``: the `grpojax.models.number_formats.Format`.
+      formats: of numbers in a rollout, such as ``int8``: the `grpojax.models.number_formats.NumberFormat`.
       weights: a mixer's or an MLP's (`grpojax.models.layer_kinds`), by its name: its rows of the table of weights.
       axes: no words with paths, but the logical axes that only these weights have, with the mesh axes that cut them
         (`grpojax.sharding.TRAIN`).

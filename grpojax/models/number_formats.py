@@ -90,7 +90,7 @@ class Floats(CacheFormat):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Format:
+class NumberFormat:
     """A format that an extension brings (`grpojax.extension.Names.formats`).
 
     Attributes:
@@ -105,7 +105,7 @@ class Format:
     bytes: int
 
 
-def format_of(word: str, setting: str) -> Format:
+def format_of(word: str, setting: str) -> NumberFormat:
     """The format of a word; raises `UserError` with the ``setting`` that asks for it if no extension brings it."""
     return extension.load("formats", word, f"{setting}={word}")
 

@@ -21,7 +21,7 @@ from grpojax.models import decoder as dec
 from grpojax.models import kv_heads, matrix
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.number_formats import Format, format_of
+from grpojax.models.number_formats import NumberFormat, format_of
 from grpojax.models.weight import WeightTable
 from grpojax.models.weight_table import DECODER, axes_of, check_mesh, leaf_name, multiplies, shardings
 from grpojax.programs.update import Loss, ReadPrompts
@@ -145,7 +145,7 @@ def make_reshard(
 
     form = None if weights == "compute" else format_of(weights, "rollout.weights")
 
-    def rounded(form: Format, w: Any, axes: tuple[str, ...], summed: int) -> Any:
+    def rounded(form: NumberFormat, w: Any, axes: tuple[str, ...], summed: int) -> Any:
         # Cut like the weight, so that each device rounds its part.
         made = form.matrix(w, summed, lambda values: sharding.constrain(values, mesh, *axes))
         return made.map(lambda x, of, _: gathered(x, *of), axes, None)

@@ -47,7 +47,9 @@ def value_loss(graph, compute):
         hidden = score(graph, frozen["policy"], micro.bare, compute, hidden=True).hidden
         error = (hidden * params["head"]).sum(-1) - micro.arrays["advantages"]
         squares = jnp.where(micro.arrays["weights"] > 0, jnp.square(error), 0.0)
-        return (micro.arrays["weights"] * squares).sum(), {"error": Mean(total=squares.sum(), count=(squares > 0).sum())}
+        return (micro.arrays["weights"] * squares).sum(), {
+            "error": Mean(total=squares.sum(), count=(squares > 0).sum())
+        }
 
     return loss
 

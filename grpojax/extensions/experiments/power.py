@@ -16,7 +16,7 @@ METRICS = ("test/accuracy", "test/reward", "eval/accuracy", "eval/reward")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Spread:
+class SeedSpread:
     """How far the differences of two methods vary from seed to seed.
 
     Attributes:
@@ -32,7 +32,7 @@ class Spread:
     paired: bool
 
 
-def spread(values: Mapping[str, Mapping[int, float]], baseline: str | None = None) -> Spread:
+def spread(values: Mapping[str, Mapping[int, float]], baseline: str | None = None) -> SeedSpread:
     """The spread of differences between methods, pooled over the methods.
 
     If d are the differences of a method and the baseline over the seeds that both have, ``sd² = Σ Σ (d - mean d)² / Σ
@@ -47,15 +47,15 @@ def spread(values: Mapping[str, Mapping[int, float]], baseline: str | None = Non
 
     Example:
       >>> spread({"grpo": {0: 0.1, 1: 0.2}, "dapo": {0: 0.2, 1: 0.4}})  # differences 0.1 and 0.2
-      Spread(sd=0.07071067811865477, freedom=1, paired=True)
+      SeedSpread(sd=0.07071067811865477, freedom=1, paired=True)
     """
     base = next(iter(values)) if baseline is None else baseline
     of_base = values[base]
     differences = [[x[s] - of_base[s] for s in x.keys() & of_base.keys()] for m, x in values.items() if m != base]
     if pooled := _pooled(differences):
-        return Spread(sd=pooled[0], freedom=pooled[1], paired=True)
+        return SeedSpread(sd=pooled[0], freedom=pooled[1], paired=True)
     if pooled := _pooled(list(x.values()) for x in values.values()):
-        return Spread(sd=math.sqrt(2) * pooled[0], freedom=pooled[1], paired=False)
+        return SeedSpread(sd=math.sqrt(2) * pooled[0], freedom=pooled[1], paired=False)
     raise ValueError("no method has two seeds")
 
 
@@ -108,7 +108,7 @@ class Pilot:
     """
 
     metric: str
-    spread: Spread
+    spread: SeedSpread
     runs: int
     unfinished: int
 

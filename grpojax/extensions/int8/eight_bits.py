@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from grpojax.models.matrix import Matrix, OfArray, Precision, Times, unembed
-from grpojax.models.number_formats import CacheFormat, Format, Stored
+from grpojax.models.number_formats import CacheFormat, NumberFormat, Stored
 from grpojax.types import Array
 
 CACHE_SCALE = jnp.bfloat16  # half the bytes of float32; adds no error, since values are rounded with the rounded scale
@@ -166,4 +166,4 @@ class _Cache(CacheFormat):
         return size + jnp.dtype(CACHE_SCALE).itemsize
 
 
-INT8 = Format(matrix=Int8Matrix.of, cache=_Cache(), bytes=1)
+INT8 = NumberFormat(matrix=Int8Matrix.of, cache=_Cache(), bytes=1)

@@ -21,10 +21,10 @@ from grpojax.host.processes import PeerError
 
 T = TypeVar("T")
 _numbers = itertools.count()
-_current: list["Meeting"] = []
+_current: list["MeetingPoint"] = []
 
 
-class Meeting:
+class MeetingPoint:
     """The meeting point of a run's processes; all of them must create and use it in the same order."""
 
     def __init__(self) -> None:

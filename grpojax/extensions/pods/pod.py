@@ -9,11 +9,11 @@ import jax
 from etils import epath
 
 from grpojax.extensions.pods import joining, peers
-from grpojax.extensions.pods.meeting import Meeting
+from grpojax.extensions.pods.meeting import MeetingPoint
 from grpojax.host import files, processes
 from grpojax.host.errors import UserError
 
-meeting = Meeting
+meeting = MeetingPoint
 watched, telling, leave = peers.watched, peers.telling, peers.leave
 
 
