@@ -106,7 +106,7 @@ def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda st
     if first.arrive is None:  # its samples are there
         clock.lap("rollout")
     state = meanwhile(state)
-    clock.leave_out(until=run.journal.since)  # the updates of the step before were waited for, which counts there
+    clock.leave_out(until=run.journal.since)  # while the updates of the step before were waited for
     batch = run.source.next(state, first)
     clock.lap("rollout")
     lesson = run.learn_from(run, state, batch, clock)

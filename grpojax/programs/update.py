@@ -6,10 +6,10 @@ reads, and ``micro`` is a micro-batch. Losses and metrics that are bare arrays a
 that is done. An optimiser whose learning rate follows a schedule over the run reads it. A loss of `Rows` finds
 the sum of all loss weights of the update in ``frozen[TOTAL_WEIGHT]``, for a term that is a mean over its tokens.
 
-Rows come in blocks. A *reading* is one forward of some prompts, a *block* is a fixed number of rows that continue these
-prompts, and the blocks that hold a token are *taken*. If a reading has only one block, its prompts and rows run as one
-stream of tokens, which is a micro-batch. `grpojax.programs.packing.pack` chooses the blocks of each batch, by the
-lengths of its samples.
+Rows come in blocks. A *block* is a fixed number of rows. A *reading* is one forward of some prompts; the blocks after
+it have rows that continue these prompts. Only blocks that hold a token run: these are *taken*. If a reading has only
+one block, its prompts and rows run as one stream of tokens, which is a micro-batch. `grpojax.programs.packing.pack`
+chooses the blocks of each batch, by the lengths of its samples.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def update_program(
 def make_update(
     loss: Loss, optimizer: optax.GradientTransformation, *, read: ReadPrompts | None = None
 ) -> Callable[[TrainState, Any, Any], tuple[TrainState, Metrics]]:
-    """One update: ``(state, frozen, parts) -> (state, metrics)``, for `update_program`.
+    """One update: ``(state, frozen, microbatches) -> (state, metrics)``, for `update_program`.
 
     The gradient is the sum of the loss's gradients over the micro-batches, so it does not depend on their number.
 
@@ -72,8 +72,8 @@ def make_update(
       read: as in `Learns`.
 
     Returns:
-      The function. Every array of ``parts`` has the micro-batches ``M`` as its first axis. The function leaves out
-      blocks after the last one that holds a token (`grpojax.programs.blocks.taken`).
+      The function. Every array of ``microbatches`` has the micro-batches ``M`` as its first axis. The function leaves
+      out blocks after the last one that holds a token (`grpojax.programs.blocks.taken`).
 
       The update returns the state unchanged if the gradient is not finite, or if it is 0 everywhere. The gradient is 0
       if all loss weights are 0, or if no term of the loss has one, as for groups without variance. Adam would then
@@ -92,8 +92,8 @@ def make_update(
     """
     learns = Learns(loss=loss, optimizer=optimizer, read=read)
 
-    def update(state: TrainState, frozen: Any, parts: Any) -> tuple[TrainState, Metrics]:
-        return _update(learns, state, frozen, parts)
+    def update(state: TrainState, frozen: Any, microbatches: Any) -> tuple[TrainState, Metrics]:
+        return _update(learns, state, frozen, microbatches)
 
     return update
 
@@ -101,7 +101,7 @@ def make_update(
 def make_joint_update(
     learners: Mapping[str, Learns],
 ) -> Callable[[dict[str, TrainState], Mapping[str, Any], Any], tuple[dict[str, TrainState], Metrics]]:
-    """One update of several networks in one program: ``(states, frozen, parts) -> (states, metrics)`` by role.
+    """One update of several networks in one program: ``(states, frozen, microbatches) -> (states, metrics)`` by role.
 
     Each loss finds the other networks in its ``frozen``, by role, as they were before the update. The metrics of the
     first role keep their names. Those of the other roles get the role as a prefix, as in ``critic/grad_norm``.
@@ -111,22 +111,22 @@ def make_joint_update(
     """
 
     def update(
-        states: dict[str, TrainState], frozen: Mapping[str, Any], parts: Any
+        states: dict[str, TrainState], frozen: Mapping[str, Any], microbatches: Any
     ) -> tuple[dict[str, TrainState], Metrics]:
         before = {role: jax.lax.stop_gradient(state.params) for role, state in states.items()}
         after: dict[str, TrainState] = {}
         metrics: Metrics = {}
         for n, (role, learns) in enumerate(learners.items()):
             others = {**frozen, **{name: params for name, params in before.items() if name != role}}
-            after[role], own = _update(learns, states[role], others, parts)
+            after[role], own = _update(learns, states[role], others, microbatches)
             metrics |= {f"{role}/{name}" if n else name: value for name, value in own.items()}
         return after, metrics
 
     return update
 
 
-def _update(learns: Learns, state: TrainState, frozen: Any, parts: Any) -> tuple[TrainState, Metrics]:
-    grads, metrics = _accumulate(learns, state.params, frozen, parts)
+def _update(learns: Learns, state: TrainState, frozen: Any, microbatches: Any) -> tuple[TrainState, Metrics]:
+    grads, metrics = _accumulate(learns, state.params, frozen, microbatches)
     # Without the barrier XLA copies the optimiser's moments into other layouts before the backward pass and keeps both.
     grads, state = jax.lax.optimization_barrier((grads, state))
     # Optax raises a float to an integer power, which strict dtype promotion forbids.
@@ -146,20 +146,20 @@ def _update(learns: Learns, state: TrainState, frozen: Any, parts: Any) -> tuple
     return TrainState(step=state.step + moves.astype(jnp.int32), params=params, opt_state=opt_state), metrics
 
 
-def _accumulate(learns: Learns, params: Any, frozen: Any, parts: Any) -> tuple[Any, Metrics]:
+def _accumulate(learns: Learns, params: Any, frozen: Any, microbatches: Any) -> tuple[Any, Metrics]:
     """Gradient and metrics, summed over the micro-batches or blocks that are taken.
 
     Where several blocks continue the prompts of a reading, these run forward once, and backward once, with the
     gradients of their keys and values summed over the blocks.
     """
-    per_reading = blocks.after_reading(parts) if isinstance(parts, Rows) else 1
-    count = jax.tree.leaves(parts)[0].shape[0]
-    if isinstance(parts, Rows) and "weights" in parts.arrays:
-        frozen = {**(frozen or {}), TOTAL_WEIGHT: parts.arrays["weights"].sum()}
+    per_reading = blocks.after_reading(microbatches) if isinstance(microbatches, Rows) else 1
+    count = jax.tree.leaves(microbatches)[0].shape[0]
+    if isinstance(microbatches, Rows) and "weights" in microbatches.arrays:
+        frozen = {**(frozen or {}), TOTAL_WEIGHT: microbatches.arrays["weights"].sum()}
     grad = jax.grad(learns.loss, has_aux=True)
 
     def of_part(m: Any) -> tuple[Any, Metrics]:
-        return grad(params, frozen, jax.tree.map(lambda x: x[m], parts))
+        return grad(params, frozen, jax.tree.map(lambda x: x[m], microbatches))
 
     def of_block(mine: Rows, i: Any, read: Any) -> tuple[Any, Metrics]:
         def loss(both: Any) -> tuple[Scalar, Metrics]:
@@ -174,7 +174,7 @@ def _accumulate(learns: Learns, params: Any, frozen: Any, parts: Any) -> tuple[A
     def of_reading(c: Any, total: Any) -> Any:
         if per_reading == 1:
             return _added(total, of_part(c))
-        mine = blocks.reading(parts, c)
+        mine = blocks.reading(microbatches, c)
         read, back = jax.vjp(functools.partial(prompts, mine), params)
 
         def add(i: Any, total: Any) -> Any:
@@ -188,13 +188,13 @@ def _accumulate(learns: Learns, params: Any, frozen: Any, parts: Any) -> tuple[A
     def first() -> tuple[Any, Metrics]:
         if per_reading == 1:
             return of_part(0)
-        mine = blocks.reading(parts, 0)
+        mine = blocks.reading(microbatches, 0)
         (grads, _), metrics = of_block(mine, 0, prompts(mine, params))
         return grads, metrics
 
     if count == per_reading == 1:
         return first()
-    taken = blocks.readings(parts) if isinstance(parts, Rows) else count
+    taken = blocks.readings(microbatches) if isinstance(microbatches, Rows) else count
     return blocks.loop(count, taken, of_reading, _nothing(jax.eval_shape(first)))
 
 

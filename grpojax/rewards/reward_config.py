@@ -83,9 +83,9 @@ class RewardsConfig:
       combine: "sum" adds the weighted rewards. "normalize" first centres each reward in its group and divides it by
         its standard deviation there (GDPO, arXiv:2601.05242), so that no reward outweighs the others by its scale. GDPO
         also scales by the batch: take a variant that does.
-      timeout_s: most seconds of a worker for one sample. Where it judges several at once and is late, it judges each by
-        itself, within this time again. A reward that is late then is NaN, and no update learns from its sample.
-        Built-in rewards that cannot hang run without a limit.
+      timeout_s: most seconds of a worker for a job, which is one sample or several. If a job of several is late, each
+        of its samples is judged by itself, with the same limit. A sample that is late alone gets NaN as its reward, and
+        no update learns from it. Built-in rewards that cannot hang run without a limit.
       memory_mb: most MiB of address space of a worker, besides its imports; 0 sets no limit.
       workers: number of worker processes for rewards that may hang; 0 takes one for each core, up to 16.
     """

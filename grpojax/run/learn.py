@@ -233,8 +233,8 @@ def weigh(
             lengths[which] = weighing.lengths_that_teach(arrays["advantages"], arrays["weights"], lengths, which)
             mini = minibatch(setup, batch, which, lengths[which])
         rows = {name: mini.layout.pack(x[which]) for name, x in arrays.items()}
-        live = bool(batch.live[which].any())
-        weighed.append(dataclasses.replace(mini.with_arrays(setup.policy.device.put(rows, ROWS)), live=live))
+        counts = bool(batch.live[which].any())
+        weighed.append(dataclasses.replace(mini.with_arrays(setup.policy.device.put(rows, ROWS)), counts=counts))
     return weighed, dataclasses.replace(batch, taught=lengths), metrics
 
 
@@ -246,8 +246,8 @@ def update(
     progress: tuple[float, float] | None = None,
 ) -> tuple[State, list[dict[str, Any]]]:
     """Dispatches the updates of a step. By default (one update a rollout, no second network) this is one call of
-    ``programs.update``, which `grpojax.run.make_programs.make_programs` makes of
-    `grpojax.programs.policy_update.policy_objective` and that of `grpojax.losses.policy_loss`.
+    ``programs.update``. `grpojax.run.make_programs.make_programs` makes that program of the loss by
+    `grpojax.programs.policy_update.policy_objective`, which calls `grpojax.losses.policy_loss`.
 
     Args:
       state: before the step, whose number random draws of its losses depend on. Its networks are taken over.
@@ -266,7 +266,7 @@ def update(
     second, learns_alone = setup.second, setup.learns_alone(number)
     for n in range(count):
         mini = minis[n % len(minis)]
-        if not mini.live:
+        if not mini.counts:
             continue
         rows = mini.rows
         if progress is not None:

@@ -20,13 +20,13 @@ class Minibatch:
       prompts: indices of its prompts in the batch, ``[p]``.
       rows: its rows on the devices. Their arrays fill up as they become known.
       layout: the positions of its tokens ``[p, G, T]`` in the rows.
-      live: whether any of its tokens counts.
+      counts: whether any of its tokens counts.
     """
 
     prompts: PerPrompt
     rows: Rows
     layout: Layout
-    live: bool = True
+    counts: bool = True
 
     def with_arrays(self, arrays: Mapping[str, Array]) -> "Minibatch":
         """The minibatch with these arrays ``[M, B, R, S]`` of the devices too."""

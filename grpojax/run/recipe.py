@@ -166,9 +166,9 @@ class Config:
     def may_differ(self, name: str) -> bool:
         """Whether a run may be resumed with another value of the setting with this dotted name.
 
-        That is so of settings that change only how a step is executed (`EXECUTION`), and of the number of steps as long
-        as the learning rates do not depend on it. `grpojax.records.directory.RunDirectory` asks for each setting that
-        differs from the stored recipe.
+        That is so of settings that say how a run is executed, recorded and ended (`EXECUTION`), and of its length
+        (``train.steps`` or ``train.tokens``) as long as the learning rates do not depend on it.
+        `grpojax.records.directory.RunDirectory` asks for each setting that differs from the stored recipe.
         """
         rules = [self.optimizer] if self.own_critic is None else [self.optimizer, self.own_critic.optimizer]
         constant = all(rule.schedule == "constant" for rule in rules)

@@ -15,9 +15,9 @@ class State:
         that it changes. After it, these arrays of the state before cannot be read any more.
       step: number of finished steps.
       rollouts: number of dispatched rollouts, including those that a filter asked for.
-      updates: number of updates of the policy, the version of its weights. One whose gradient was not finite counts
-        here (`TrainState.step` counts only those that changed something); one that was left out because no token had a
-        weight does not.
+      updates: number of updates of the policy that were dispatched; it is the version of its weights. An update that
+        changed nothing counts too, because its gradient was 0 or not finite; `TrainState.step` does not count it. A
+        minibatch in which no token has a weight is not dispatched, and does not count.
       num_tokens: tokens of prompts and samples. A prompt counts once for each sample.
       sampled_tokens: tokens of samples only.
       skipped: number of updates in a row that changed nothing because their gradient was not finite.

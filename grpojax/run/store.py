@@ -178,7 +178,7 @@ class Store:
     # ---------------------------------------------------------------------------------------------- saves
 
     def save(self, networks: Mapping[str, Any], state: State, *, evaluation_follows: bool = False) -> None:
-        """Starts a save. If it fails, the run goes on, and the next save tries again.
+        """Starts to write a checkpoint. An error is noted, not raised: the run goes on, and the next save tries again.
 
         Args:
           networks: those that are saved, by role; of one that learns weights, optimiser state and step

@@ -113,7 +113,7 @@ class Clipped(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupNormalised(Method):
-    """A method with GRPO's advantages and PPO's clip: its class says what else it does, or does in their place.
+    """A method with GRPO's advantages and PPO's clip. Its class adds to them, or replaces one of the two.
 
     Attributes:
       ddof: the deviation divides by the number of samples minus this.

@@ -100,7 +100,7 @@ def published(
             options = {**known, **given}
             for option in (option for option in options if options[option] is inspect.Parameter.empty):
                 raise ValueError(f"variant {name!r}: missing a required argument: {option!r}")
-            return Variant(name=name, options=options, **_parts(name, method(**options)), **facts)
+            return Variant(name=name, options=options, **_made_of(name, method(**options)), **facts)
 
         fields = inspect.signature(method).parameters  # only for help(), which shows the class's as ``-> None``
         shown = inspect.Signature([fields[option] for option in known], return_annotation=Variant)
@@ -111,7 +111,7 @@ def published(
     return register
 
 
-def _parts(name: str, method: Method) -> dict[str, Any]:
+def _made_of(name: str, method: Method) -> dict[str, Any]:
     """The objective, the advantages and the critic, with a KL in the samples' rewards where the objective says so."""
     objective = method.objective()
     if objective.kl_in == "token_reward" and not method.has_token_rewards:
