@@ -233,8 +233,8 @@ def weigh(
             lengths[which] = weighing.lengths_that_teach(arrays["advantages"], arrays["weights"], lengths, which)
             mini = minibatch(setup, batch, which, lengths[which])
         rows = {name: mini.layout.pack(x[which]) for name, x in arrays.items()}
-        counts = bool(batch.live[which].any())
-        weighed.append(dataclasses.replace(mini.with_arrays(setup.policy.device.put(rows, ROWS)), counts=counts))
+        any_live = bool(batch.live[which].any())
+        weighed.append(dataclasses.replace(mini.with_arrays(setup.policy.device.put(rows, ROWS)), any_live=any_live))
     return weighed, dataclasses.replace(batch, taught=lengths), metrics
 
 
@@ -266,7 +266,7 @@ def update(
     second, learns_alone = setup.second, setup.learns_alone(number)
     for n in range(count):
         mini = minis[n % len(minis)]
-        if not mini.counts:
+        if not mini.any_live:
             continue
         rows = mini.rows
         if progress is not None:

@@ -20,13 +20,13 @@ class Minibatch:
       prompts: indices of its prompts in the batch, ``[p]``.
       rows: its rows on the devices. Their arrays fill up as they become known.
       layout: the positions of its tokens ``[p, G, T]`` in the rows.
-      counts: whether any of its tokens counts.
+      any_live: whether any of its tokens counts.
     """
 
     prompts: PerPrompt
     rows: Rows
     layout: Layout
-    counts: bool = True
+    any_live: bool = True
 
     def with_arrays(self, arrays: Mapping[str, Array]) -> "Minibatch":
         """The minibatch with these arrays ``[M, B, R, S]`` of the devices too."""
