@@ -53,7 +53,7 @@ def test_a_life_in_a_bucket(tmp_path):
         }
         bucket.put_folder(Path(data.locate("builtin:arithmetic")), "data")
         given = [f"{name}={place}" for name, place in inputs.items()]
-        proxy.every(30, 503, "torn", 429)
+        proxy.every(120, 503, "torn", 429)  # a client waits for seconds after each
         env = bucket.variables(proxy.address)
         own = env | {"JAX_COMPILATION_CACHE_DIR": ""}  # beside run.dir
         killed = runs.start(RECIPE, RUN, *SHORT, *given, env=own)

@@ -27,7 +27,7 @@ SHORT = {
     "train configs/smollm2": "train.steps=1 rollout.prompts=4 rollout.group=2 rollout.max_tokens=4 train.eval_limit=8",
     "train configs/gsm8k": "train.steps=10 train.eval_limit=8 rollout.prompts=8 rollout.group=4 rollout.max_tokens=8 "
     "data.max_prompt_tokens=192",
-    "sweep": "train.steps=1 train.eval_limit=8 rollout.prompts=4 rollout.group=2",
+    "sweep": "train.steps=1 train.eval_limit=8 rollout.prompts=4 rollout.group=2 --seeds 1",
     "sft": "train.epochs=null train.steps=2 train.batch_size=8",
     "dpo": "train.epochs=null train.steps=1 train.batch_size=8 train.microbatches=1",
     "eval": "--limit 8 --max-tokens 8",
