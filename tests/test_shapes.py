@@ -49,13 +49,13 @@ FUNCTIONS = {
     "cispo": surrogate(L.cispo(), "logps"),
     "clip_cov": (
         functools.partial(L.clip_cov, jax.random.key(0)),
-        same("cov", masks=("mask", "skip"), ints=("places",)),
+        same("cov", masks=("mask", "skip"), ints=("token_index",)),
     ),
     "clipped": surrogate(L.clipped()),
     "covariance": (L.covariance, same("logps", "advantages", masks=("mask",))),
     "covariance_mask": (
         functools.partial(L.covariance_mask, jax.random.key(0), objective=ALL_TERMS),
-        same("logps", "advantages", "weights", "old_logps", ints=("segments", "places")),
+        same("logps", "advantages", "weights", "old_logps", ints=("segments", "token_index")),
     ),
     "displacement": (L.displacement, same("log_ratios", masks=("mask",), ints=("actions", "segments"))),
     "displacement_weights": (
