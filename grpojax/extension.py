@@ -14,14 +14,15 @@ words are unknown, and the rest works. Another package names its own as an entry
 import dataclasses
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from grpojax.host.errors import UserError
 
 GROUP = "grpojax.extensions"
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,12 +32,11 @@ class Names:
     Attributes:
       commands: of ``grpojax``: a module with ``register`` and ``run``, as `grpojax.cli.main` asks for. The path is that
         of a module.
-      sections: of a recipe: the section's frozen dataclass, with methods for what the core asks of it. Only extensions
-        that come with grpojax have one.
+      sections: of a recipe, by their key such as ``rollout.curriculum``: the section's frozen dataclass. The recipe
+        then has this key, which is None by default (`with_sections`).
       needs: of a variant: the part that supplies it (`grpojax.run.parts.part.Part`).
-      settings: of a recipe, such as ``rollout.ahead``: the part that carries it out (`grpojax.run.parts.SETTINGS`), or
-        for ``model.adapter`` the `grpojax.programs.adapter.Adapter`.
-        Only extensions that come with grpojax have one.
+      settings: of a recipe, such as ``rollout.ahead`` or the key of a section: the part that carries it out, if it is
+        set (`grpojax.run.parts.of`); for ``model.adapter`` the `grpojax.programs.adapter.Adapter`.
       recipes: recipes of other commands than ``train``: how such a recipe is read and what it runs
         (`grpojax.run.dry.RecipeKind`).
       families: of models, by their ``model_type``: the `grpojax.models.hf.family.Family`.
@@ -79,7 +79,7 @@ def installed() -> Mapping[str, Names]:
     """The extensions by name: the folders first, then those of other packages.
 
     Raises:
-      UserError: an entry point cannot be imported, is no `Names`, or has sections or settings.
+      UserError: an entry point cannot be imported, or is no `Names`.
     """
     folders = sorted(Path(__file__).with_name("extensions").glob("*/__init__.py"))
     found = {file.parent.name: importlib.import_module(f"{GROUP}.{file.parent.name}").NAMES for file in folders}
@@ -90,11 +90,6 @@ def installed() -> Mapping[str, Names]:
             raise UserError(f"extension {entry.name!r} cannot be imported from {entry.value}: {e}") from None
         if not isinstance(names, Names):
             raise UserError(f"extension {entry.name!r}: {entry.value} is no grpojax.extension.Names")
-        for kind in ("sections", "settings"):
-            if getattr(names, kind):
-                raise UserError(
-                    f"extension {entry.name!r} has {kind} of a recipe, which no recipe would read: remove them"
-                )
         found[entry.name] = names
     return found
 
@@ -155,6 +150,39 @@ def section(key: str) -> type:
     """The dataclass of a recipe's section that an extension has; without the extension None is all that it may be."""
     path = words("sections").get(key)
     return type(None) if path is None else imported(path)
+
+
+def with_sections(below: str = "") -> Callable[[type[T]], type[T]]:
+    """Gives a class the sections that extensions have below a key, as fields that are None by default.
+
+    It stands under ``@dataclasses.dataclass``. A field's line in the docstring is the first of its section's own.
+    Fields that the class declares itself, because the core reads them, stay as they are.
+
+    Args:
+      below: the key of the class in a recipe, such as ``rollout``; empty for the recipe itself.
+
+    Example:
+      >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+      ... @with_sections("rollout")
+      ... class Mine:
+      ...     own: int = 1
+      >>> sorted(f.name for f in dataclasses.fields(Mine))[0], Mine().own
+      ('curriculum', 1)
+    """
+
+    def add(cls: type[T]) -> type[T]:
+        for key in words("sections"):
+            outer, _, name = key.rpartition(".")
+            if outer != below or name in cls.__annotations__:
+                continue
+            kind = section(key)
+            cls.__annotations__[name] = kind | None
+            setattr(cls, name, None)
+            first = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
+            cls.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n      {name}: {first}\n    "
+        return cls
+
+    return add
 
 
 def imported(path: str) -> Any:

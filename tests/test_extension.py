@@ -1,16 +1,20 @@
 """The ring's rule: the core names no extension, and an extension another only for a reason. And how words find one."""
 
 import ast
+import dataclasses
 import re
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import grpojax
-from grpojax import extension
+from grpojax import extension, variants
+from grpojax.host import settings
 from grpojax.host.errors import UserError
-from grpojax.run import recipe
+from grpojax.run import parts, recipe
+from grpojax.run.parts.part import Part
 
 ROOT = Path(grpojax.__file__).parent
 FILES = {str(p.relative_to(ROOT)): p for p in sorted(ROOT.rglob("*.py"))}
@@ -94,7 +98,10 @@ def strange(monkeypatch):
     """A function that has another package register this."""
 
     def register(names):
-        monkeypatch.setattr(metadata, "entry_points", lambda group: [Entry(names)])
+        own = metadata.entry_points
+        monkeypatch.setattr(
+            metadata, "entry_points", lambda group: [Entry(names)] if group == extension.GROUP else own(group=group)
+        )
         extension.installed.cache_clear()
 
     yield register
@@ -110,14 +117,6 @@ def test_a_package_of_somebody_else_brings_words(strange):
     ("names", "said"),
     [
         (extension.Names(commands={"more": "a"}), "no extension that is installed brings this"),
-        (
-            extension.Names(sections={"more": "a:b"}),
-            "extension 'luck' has sections of a recipe, which no recipe would read",
-        ),
-        (
-            extension.Names(settings={"more": "a:b"}),
-            "extension 'luck' has settings of a recipe, which no recipe would read",
-        ),
         (ImportError("no module"), "extension 'luck' cannot be imported from my_package:NAMES: no module"),
         ({"needs": {}}, "extension 'luck': my_package:NAMES is no grpojax.extension.Names"),
     ],
@@ -127,6 +126,58 @@ def test_what_is_not_there_is_an_error_of_two_lines(strange, names, said):
     with pytest.raises(UserError) as error:
         extension.load("needs", "luck", "variant 'mine' needs 'luck'")
     assert said in str(error.value) and len(str(error.value).splitlines()) <= 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LuckConfig:
+    """How much luck
+    a run has.
+
+    Attributes:
+      much: of it.
+    """
+
+    much: int = 1
+
+
+class Lucky(Part):
+    """Needs no model."""
+
+
+def test_a_package_of_somebody_else_brings_a_section_and_its_part(strange):
+    """Of the recipe and of what is below a key, but not in place of a field of the class itself."""
+    here = f"{__name__}:{LuckConfig.__name__}"
+    names = extension.Names(
+        sections={"luck": here, "rollout.luck": here, "rollout.own": here},
+        settings={"rollout.luck": f"{__name__}:Lucky"},
+    )
+    strange(names)
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    @extension.with_sections("rollout")
+    class Below:
+        """A part.
+
+        Attributes:
+          own: of it.
+        """
+
+        own: int = 2
+
+    kinds = {f.name: f.type for f in dataclasses.fields(Below)}
+    assert kinds["luck"] == LuckConfig | None and Below().luck is None and kinds["own"] is int and Below().own == 2
+    assert (Below.__doc__ or "").splitlines()[-2] == "      luck: How much luck a run has."
+    made = settings.build(Below, {"luck": {"much": 3}})
+    assert made.luck == LuckConfig(much=3)
+
+    recipe = SimpleNamespace(
+        method=SimpleNamespace(variant=variants.get("dapo")),
+        environment=None,
+        rollout=SimpleNamespace(luck=made.luck, curriculum=None, overlap=0.0, ahead=0),
+    )
+    assert parts.of(recipe) == {"rollout.luck": Lucky}
+    recipe.rollout.luck = None
+    assert parts.of(recipe) == {}
 
 
 def test_a_word_of_two_extensions_is_an_error(monkeypatch):

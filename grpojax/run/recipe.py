@@ -60,6 +60,7 @@ EXECUTION = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@extension.with_sections()
 class Config:
     """A whole run, as one YAML file describes it.
 

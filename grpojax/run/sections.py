@@ -41,6 +41,7 @@ class RetireConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@extension.with_sections("rollout")
 class RolloutConfig(SamplerConfig):
     """What a step samples: ``prompts`` prompts with ``group`` samples each (`SamplerConfig` has the other keys).
 

@@ -14,8 +14,8 @@ from grpojax.advantages import Signals
 from grpojax.host.errors import UserError
 from grpojax.variants import Variant, is_path
 
-# Settings that a part carries out. Without its extension they may not be set. rollout.ahead stands last, since its part
-# wraps the source that the others have made.
+# Settings of the core that a part of an extension carries out. Without it they may not be set. rollout.ahead stands
+# last, since its part wraps the source that the others have made.
 SETTINGS = ("environment", "rollout.curriculum", "rollout.overlap", "rollout.ahead")
 
 
@@ -54,7 +54,8 @@ def of(config: Any) -> dict[str, Any]:
       UserError: no extension has one, or two draw samples each in a way of its own.
     """
     found = kinds(config.method.variant)
-    for setting in SETTINGS:
+    sections = [key for key in extension.words("settings") if key in extension.words("sections")]
+    for setting in [*(key for key in sections if key not in (*SETTINGS, "model.adapter")), *SETTINGS]:
         if functools.reduce(getattr, setting.split("."), config):
             found[setting] = extension.load("settings", setting, setting)
     _only_one(found, "draws", f"variant {config.method.variant.name!r}", "each draw samples in a way of their own")
