@@ -329,9 +329,8 @@ def _lines_of(made: _Made, batch: Batch) -> Callable[[], list[dict[str, Any]]]:
 
 
 def _longest_prompt(config: Config, problems: data.Problems) -> int:
-    """Most tokens of a prompt in the run: those of the data, or more if a plan puts solved problems before prompts, or
-    an environment adds to them."""
+    """Most tokens of a prompt in the run: those of the data, or more if a part adds to prompts."""
     most = config.data.max_prompt_tokens
-    if config.method.plan is not None or config.environment is not None:
+    if any(kind.longer_prompts for kind in parts.of(config).values()):
         return most
     return min(most, -(-max(len(p.ids) for p in problems) // 8) * 8)

@@ -80,6 +80,7 @@ class OfSeveralTurns(Part):
     """``environment``. What plays the episodes is made before the part, and serves evaluations too."""
 
     draws = Episodes
+    longer_prompts = True  # by tools and what `reset` returns
     players_of = Players.of
     dry_players_of = DryPlayers.dry
 

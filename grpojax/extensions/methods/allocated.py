@@ -166,6 +166,7 @@ class Allocation(Part):
     """The need "rollout_plan"."""
 
     draws = Allocated
+    longer_prompts = True  # by exemplars
 
     def metrics(self, drawn: Sequence[Batch]) -> dict[str, float]:
         """With exemplars, the share of samples that were drawn with solved problems in context, and how many of these

@@ -53,6 +53,7 @@ class Part:
         `grpojax.advantages.Signals` in ``signals.extra``.
       arrays: the arrays of tokens that only its own loss reads in the rows, by name.
       reads_gold: whether every problem must have its true answer.
+      longer_prompts: whether it puts more before the samples than the problem, up to ``data.max_prompt_tokens``.
       draws: the class of the run's source, a subclass of `grpojax.run.source.Plain`, if samples are drawn in a way of
         the part's own; None for the usual way. Of a run's parts one may have such a class.
       learns: the role of a network that learns with the policy, in one program with it
@@ -65,6 +66,7 @@ class Part:
     signals: ClassVar[Mapping[str, Declared]] = {}
     arrays: ClassVar[Mapping[str, Declared]] = {}
     reads_gold: ClassVar[bool] = False
+    longer_prompts: ClassVar[bool] = False
     draws: ClassVar[Any] = None
     learns: ClassVar[str] = ""
     passes = 0
