@@ -105,7 +105,7 @@ LINES = [(page, line, needs_of_command(line)) for page, line in COMMANDS if line
 
 
 # Of what needs several the first one here has it: a command's own stands before what its recipe needs.
-ORDER = ("serve", "plan", "experiments", "supervised", "episodes", "methods", "problems")
+ORDER = ("serve", "plan", "experiments", "supervised", "episodes", "guidance", "methods", "problems")
 
 
 def owner(needs):

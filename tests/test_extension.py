@@ -140,6 +140,13 @@ class LuckConfig:
     much: int = 1
 
 
+class Unset(SimpleNamespace):
+    """What is not given is None."""
+
+    def __getattr__(self, name):
+        return None
+
+
 class Lucky(Part):
     """Needs no model."""
 
@@ -170,11 +177,7 @@ def test_a_package_of_somebody_else_brings_a_section_and_its_part(strange):
     made = settings.build(Below, {"luck": {"much": 3}})
     assert made.luck == LuckConfig(much=3)
 
-    recipe = SimpleNamespace(
-        method=SimpleNamespace(variant=variants.get("dapo")),
-        environment=None,
-        rollout=SimpleNamespace(luck=made.luck, curriculum=None, overlap=0.0, ahead=0),
-    )
+    recipe = Unset(method=SimpleNamespace(variant=variants.get("dapo")), rollout=Unset(luck=made.luck))
     assert parts.of(recipe) == {"rollout.luck": Lucky}
     recipe.rollout.luck = None
     assert parts.of(recipe) == {}

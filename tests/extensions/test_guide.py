@@ -28,7 +28,7 @@ def test_python_runs(page, code, tmp_path, monkeypatch):
 def test_what_needs_an_extension_is_run_beside_its_tests():
     assert {owner(needs) for *_, needs in PYTHON} <= {None, "episodes", "problems"}
     assert {owner(needs) for *_, needs in LINES} <= {*guide_pages.ORDER, None} - {"episodes", "serve"}
-    assert {owner(needs) for *_, needs in YAML} <= {None, "episodes", "methods", "problems"}
+    assert {owner(needs) for *_, needs in YAML} <= {None, "episodes", "guidance", "methods", "problems"}
 
 
 @pytest.mark.parametrize(("page", "text"), of(YAML))
@@ -127,6 +127,7 @@ def test_the_readme_is_one_page():
     assert len(README.splitlines()) <= 150 and len(README.split()) <= 1200
 
 
+@pytest.mark.slow
 def test_generated_pages_are_whole():
     """Each variant has a text and a page, each key of a recipe a meaning, each command its help."""
     made = generated()
