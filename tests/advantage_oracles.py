@@ -126,6 +126,13 @@ def penalize_all_fail(values, rewards, outcome, c, fail_reward):
     return out
 
 
+def weigh_signs(rewards, outcome, positive, negative, success):
+    out = np.zeros(np.shape(rewards))
+    for p, g in np.argwhere(np.isfinite(rewards) & np.isfinite(outcome)):
+        out[p, g] = positive if outcome[p][g] >= success else -negative
+    return out
+
+
 def likelihood_of_all_fail(rewards, outcome, likelihood, fail_reward):
     """The rewards that a chain goes on with; NaN for a sample that is left out."""
     out = np.array(rewards, float)

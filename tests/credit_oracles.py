@@ -47,6 +47,20 @@ def entropy_mask(values, entropy, mask, fraction, rule):
     return np.where(mask & (entropy >= threshold), values[..., None], 0.0)
 
 
+def entropy_of_equal_groups(values, rewards, outcome, entropy, mask, alpha, success):
+    out = np.array(values, float)
+    for p in range(len(out)):
+        known = [g for g in range(out.shape[1]) if np.isfinite(rewards[p][g]) and np.isfinite(outcome[p][g])]
+        if len({float(outcome[p][g]) for g in known}) != 1:
+            continue
+        for g in known:
+            numbers = [float(entropy[p][g][t]) for t in tokens_of(mask, p, g)]
+            for t in tokens_of(mask, p, g):
+                h = float(entropy[p][g][t])
+                out[p, g, t] = alpha * h if outcome[p][g] >= success else -alpha * (max(numbers) - h)
+    return out
+
+
 def entropy_penalty(values, rewards, entropy, mask, coef, everywhere=False):
     means, out = sample_means(entropy, mask), np.zeros(np.shape(rewards))
     for p, g in np.argwhere(np.isfinite(rewards)):

@@ -12,7 +12,7 @@ from grpojax.run.sections import RolloutConfig
 # Their baseline is not the group's mean, or there is a teacher, a critic, or a reward that still differs.
 LEARN = {
     "distill", "gt_likelihood", "grpo_process", "negative_advantage", "ngrpo", "ppo", "reinforce_pp", "remax",
-    "token_critic",
+    "rl_zvp", "token_critic", "w_reinforce",
 }  # fmt: skip
 # Two have another reason to refuse such a group.
 ALL = sorted({*variants.names()} - {"pass_at_k", "pass_at_k_margin"})

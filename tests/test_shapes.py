@@ -128,6 +128,7 @@ SAMPLES = {
     "to_tokens": A.to_tokens(),
     "token_rewards": A.token_rewards(kl_coef=0.1),
     "virtual_best": A.virtual_best(),
+    "weigh_signs": A.weigh_signs(),
     "whiten": A.whiten(),
 }
 TOKENS = {
@@ -135,6 +136,7 @@ TOKENS = {
     "compensate_rare_tokens": C.compensate_rare_tokens(),
     "conflict_weights": C.conflict_weights(),
     "entropy_mask": C.entropy_mask(),
+    "entropy_of_equal_groups": C.entropy_of_equal_groups(),
     "entropy_shaping": C.entropy_shaping(),
     "nthr": C.nthr(),
 }

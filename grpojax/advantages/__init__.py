@@ -29,6 +29,7 @@ from grpojax.advantages.group_rules import (
     pass_at_k,
     penalize_all_fail,
     virtual_best,
+    weigh_signs,
 )
 from grpojax.advantages.signals import Signals, Transform, chain, described, need, per_sample, per_token, text_of
 from grpojax.advantages.tokens import (
@@ -69,5 +70,6 @@ __all__ = [
     "token_returns",
     "token_rewards",
     "virtual_best",
+    "weigh_signs",
     "whiten",
 ]

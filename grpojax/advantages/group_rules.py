@@ -176,6 +176,34 @@ def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
 
 
 @described
+def weigh_signs(positive: float = 0.1, negative: float = 1.0, *, success: float = 1.0) -> Transform:
+    """``positive`` for a right sample and ``-negative`` for a wrong one, whatever the values are; ``[P, G]``.
+
+    Weighted REINFORCE (arXiv 2506.01347) on outcomes of +1 and -1, without a baseline. ``positive=1`` is REINFORCE,
+    ``positive=0`` learns from wrong samples alone, and ``negative=0`` from right ones.
+
+    Args:
+      positive: weight of right samples, λ in the paper.
+      negative: weight of wrong samples.
+      success: a sample is right if its outcome is at least this.
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> [round(float(a), 4) for a in chain(weigh_signs())(jnp.array([[1.0, 0.0, jnp.nan]]))[0]]
+      [0.1, -1.0, 0.0]
+    """
+    if positive < 0 or negative < 0:
+        raise ValueError(f"weigh_signs({positive}, {negative}): weights must be 0 or more")
+
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "weigh_signs")
+        outcome, known = outcome_of(signals, "weigh_signs")
+        return jnp.where(known, jnp.where(outcome >= success, positive, 0.0 - negative), 0.0)
+
+    return transform
+
+
+@described
 def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False, relative: bool = False) -> Transform:
     """For `chain`'s ``reward``: where all samples of a group fail, the reward is ``signals.likelihood [P, G]`` instead.
 

@@ -14,7 +14,13 @@ Example:
 """
 
 from grpojax.credit.conflicts import conflict_weights
-from grpojax.credit.entropy_credit import entropy_filter, entropy_mask, entropy_penalty, entropy_shaping
+from grpojax.credit.entropy_credit import (
+    entropy_filter,
+    entropy_mask,
+    entropy_of_equal_groups,
+    entropy_penalty,
+    entropy_shaping,
+)
 from grpojax.credit.hidden_states import group_vocabulary, influence, nthr, nthr_scores
 from grpojax.credit.learned_bias import add_token_bias, bounded_bias, token_bias_loss
 from grpojax.credit.rarity import compensate_rare_tokens, sharpen_novelty
@@ -26,6 +32,7 @@ __all__ = [
     "conflict_weights",
     "entropy_filter",
     "entropy_mask",
+    "entropy_of_equal_groups",
     "entropy_penalty",
     "entropy_shaping",
     "group_vocabulary",

@@ -6,7 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from grpojax import masked
-from grpojax.advantages.signals import Signals, Transform, described, need, per_sample, per_token
+from grpojax.advantages.signals import Signals, Transform, described, need, outcome_of, per_sample, per_token
 from grpojax.types import Samples, Tokens
 
 
@@ -71,6 +71,44 @@ def entropy_shaping(alpha: float = 0.4, kappa: float = 2.0) -> Transform:
         mask = need(signals, "mask", "entropy_shaping")
         entropy = jnp.asarray(need(signals, "entropy", "entropy_shaping"), jnp.float32)
         return jnp.where(mask, values + jnp.minimum(alpha * entropy, jnp.abs(values) / kappa), 0.0)
+
+    return transform
+
+
+@described
+def entropy_of_equal_groups(alpha: float = 0.1, *, success: float = 1.0) -> Transform:
+    """Advantages for groups whose outcomes are all the same, on ``[P, G, T]`` (RL-ZVP, arXiv 2509.21880)::
+
+      all right:  A_t = alpha H_t          all wrong:  A_t = -alpha (max_k H_k - H_t)
+
+    The entropies are those of the sample's tokens, in nats. So where all is right the uncertain tokens gain most, and
+    where all is wrong they lose least; the most uncertain token of a wrong sample loses nothing. Other groups stay as
+    they come.
+
+    Args:
+      alpha: advantage per nat.
+      success: such a group is right if its outcome is at least this.
+
+    Example:
+      >>> every = jnp.ones((2, 1), bool)
+      >>> signals = Signals(outcome=jnp.array([[1.0], [0.0]]), valid=every, mask=jnp.ones((2, 1, 2), bool),
+      ...     entropy=jnp.array([[[0.5, 2.0]]] * 2))
+      >>> [[round(float(a), 4) for a in row] for row in entropy_of_equal_groups()(jnp.zeros((2, 1, 2)), signals)[:, 0]]
+      [[0.05, 0.2], [-0.15, 0.0]]
+    """
+    if alpha < 0:
+        raise ValueError(f"entropy_of_equal_groups({alpha}): alpha must be 0 or more")
+
+    def transform(values: Tokens, signals: Signals | None = None) -> Tokens:
+        values, signals = per_token(values, signals, "entropy_of_equal_groups")
+        mask = need(signals, "mask", "entropy_of_equal_groups")
+        entropy = jnp.asarray(need(signals, "entropy", "entropy_of_equal_groups"), jnp.float32)
+        outcome, known = outcome_of(signals, "entropy_of_equal_groups")
+        equal = masked.all_equal(outcome, known, 1, keepdims=True) & known
+        most = jnp.where(mask, entropy, -jnp.inf).max(-1, keepdims=True)
+        right = (outcome >= success)[..., None]
+        shaped = jnp.where(right, alpha * entropy, 0.0 - alpha * (most - entropy))  # alpha = 0 gives 0, not -0
+        return jnp.where(mask & equal[..., None], shaped, values)
 
     return transform
 

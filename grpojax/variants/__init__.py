@@ -42,6 +42,7 @@ from grpojax.variants.advantage_methods import (
     remax,
     rloo,
     scale_rl,
+    w_reinforce,
 )
 from grpojax.variants.credit_methods import (
     entropy_shaping,
@@ -50,6 +51,7 @@ from grpojax.variants.credit_methods import (
     gtpo,
     high_entropy_tokens,
     nthr,
+    rl_zvp,
     xrpo,
 )
 from grpojax.variants.critics import BiasLoss, Critic, ValueLoss
@@ -139,6 +141,7 @@ __all__ = [
     "reinforce_pp",
     "reinforce_pp_baseline",
     "remax",
+    "rl_zvp",
     "rloo",
     "sapo",
     "scale_rl",
@@ -148,5 +151,6 @@ __all__ = [
     "token_critic",
     "twin_at_one_update",
     "vespo",
+    "w_reinforce",
     "xrpo",
 ]

@@ -181,6 +181,35 @@ class gpg(OnPolicy):
 
 
 @published(
+    "Zhu et al., Weighted REINFORCE, arXiv 2506.01347",
+    "single team",
+    equal_groups=True,
+    control={"positive": 1.0},
+    unverified="the aggregation",
+)
+class w_reinforce(OnPolicy):
+    """Weighted REINFORCE, arXiv 2506.01347: ``A = 0.1`` for a right sample, ``-1`` for a wrong one, ``-A log π``.
+
+    Right samples count less, so that the policy gets less sure of what it does already. There is no baseline: a group
+    that is all wrong makes each of its samples less likely. For one update a rollout, unless ``ratio`` asks for a clip
+    (`rloo`).
+
+    Attributes:
+      positive: weight of right samples, λ in the paper; 1 is REINFORCE on +1 and -1.
+      negative: weight of wrong samples; 0 learns from right ones alone.
+      success: a sample is right if its outcome is at least this.
+    """
+
+    positive: float = 0.1
+    negative: float = 1.0
+    success: float = 1.0
+    aggregate: L.Aggregation = "token_mean"
+
+    def chain(self) -> A.Transform:
+        return A.chain(A.weigh_signs(self.positive, self.negative, success=self.success), A.to_tokens())
+
+
+@published(
     "Chen et al., Pass@k Training, arXiv 2508.10751",
     "single team",
     control={"k": 1},

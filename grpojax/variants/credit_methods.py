@@ -98,6 +98,30 @@ class entropy_shaping(GroupNormalised):
 
 
 @published(
+    "Le et al., RL-ZVP, arXiv 2509.21880",
+    "single team",
+    needs=("entropy",),
+    equal_groups=True,
+    control={"alpha": 0.0},
+    unverified="alpha, the clip and the aggregation",
+)
+class rl_zvp(GroupNormalised):
+    """RL-ZVP, arXiv 2509.21880: groups whose outcomes are all the same learn by the entropy of their tokens.
+
+    Attributes:
+      alpha: advantage per nat of entropy (`grpojax.credit.entropy_of_equal_groups`).
+      success: such a group is right if its outcome is at least this.
+    """
+
+    alpha: float = 0.1
+    success: float = 1.0
+    aggregate: L.Aggregation = "token_mean"
+
+    def chain(self) -> A.Transform:
+        return A.chain(*self.steps(), C.entropy_of_equal_groups(self.alpha, success=self.success))
+
+
+@published(
     "Dai et al., GRPO-λ, arXiv 2505.18086",
     "single team",
     control={"name": "grpo"},

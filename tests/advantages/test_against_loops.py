@@ -70,6 +70,7 @@ SEQUENCE = {
     "greedy": A.chain(A.subtract_greedy()),
     "fail": A.chain(A.center(), A.scale(ddof=0, eps=1e-2), A.penalize_all_fail(0.7, 0.25)),
     "likelihood": A.chain(A.center(), reward=A.likelihood_of_all_fail(0.25)),
+    "signs": A.chain(A.weigh_signs(0.3, 0.8, success=0.25)),
     "max_rl": A.chain(A.max_rl()),
     "floor": A.chain(A.center(), A.floor(-0.2)),
     "floor of tokens": A.chain(A.center(), A.to_tokens(), A.floor(-0.2)),
@@ -99,6 +100,7 @@ def sequence_level(rewards, signals):
 @pytest.mark.parametrize("judge", ["outcome", "reward"])
 @many
 @given(seed=SEEDS)
+@pytest.mark.slow
 def test_sequence_level(judge, seed):
     rng = np.random.default_rng(seed)
     r, mask = scores(rng), masks(rng)
@@ -124,6 +126,7 @@ def test_sequence_level(judge, seed):
     want = {
         "greedy": oracle.subtract_greedy(r, greedy),
         "fail": oracle.penalize_all_fail(scaled(r, ddof=0), r, outcome, 0.7, 0.25),
+        "signs": oracle.weigh_signs(r, outcome, 0.3, 0.8, 0.25),
         "likelihood": oracle.advantages(oracle.likelihood_of_all_fail(r, outcome, likelihood, 0.25)),
         "max_rl": oracle.max_rl(r),
         "floor": np.maximum(centred, -0.2),

@@ -86,6 +86,15 @@ def test_golden_best_margin():
     assert run(A.best_margin(), rewards=[[0.7]]) == 0
 
 
+def test_golden_weigh_signs():
+    """With the group's mean as baseline the second group would teach nothing."""
+    got = run(A.weigh_signs(), rewards=[[1, 0, NAN], [0, 0, 0]])
+    close(got, [[0.1, -1, 0], [-1, -1, -1]])
+    close(run(A.weigh_signs(0.0, 0.5, success=0.7), rewards=[[0.7, 0.6]]), [[0, -0.5]])
+    with pytest.raises(ValueError, match="weights must be 0 or more"):
+        A.weigh_signs(-0.1)
+
+
 def test_golden_penalize_all_fail():
     """Before the scale, it would be 0 in both groups."""
     grpo = (A.center(), A.scale(ddof=0, eps=0.0))

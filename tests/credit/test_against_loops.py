@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
+import pytest
 from hypothesis import given
 from oracles import close
 from ragged import SEEDS, D, G, P, T, W, many, masks, on, scores
@@ -32,6 +33,7 @@ CREDIT = {
         for bound in BOUNDS
     },
     "conflicts": A.chain(A.center(), A.to_tokens(), C.conflict_weights(1.5, count_norm=True)),
+    "equal groups": A.chain(A.center(), A.to_tokens(), C.entropy_of_equal_groups(0.3, success=0.25)),
     "penalty": A.chain(A.center(), C.entropy_penalty(0.2)),
     "penalty everywhere": A.chain(A.center(), C.entropy_penalty(0.2, everywhere=True)),
     "filter": A.chain(A.center(), C.entropy_filter(0.9, initial=0.8)),
@@ -65,6 +67,7 @@ def token_level(rewards, signals, advantages):
 
 @many
 @given(seed=SEEDS)
+@pytest.mark.slow
 def test_token_level(seed):
     rng = np.random.default_rng(seed)
     r, mask = scores(rng), masks(rng, holes=False)
@@ -95,6 +98,8 @@ def test_token_level(seed):
     tell(got["conflicts"], flat * weights / credit_oracles.conflict_counts(s.tokens, valid, sign)[..., None])
     entropy = oracles.sample_means(s.entropy, mask)
     penalty = functools.partial(credit_oracles.entropy_penalty, centred, r, s.entropy, mask, 0.2)
+    of_equal = credit_oracles.entropy_of_equal_groups(flat, r, r, s.entropy, valid, 0.3, 0.25)
+    tell(got["equal groups"], of_equal)
     tell(got["penalty"], penalty())
     tell(got["penalty everywhere"], penalty(everywhere=True))
     tell(got["filter"], np.where(entropy <= 0.9, centred, 0))

@@ -179,6 +179,19 @@ def test_golden_entropy_shaping(advantage, want):
     close(got[0, 0], want)
 
 
+def test_golden_entropy_of_equal_groups():
+    """Of the second the surest token loses most; by the deviation from the mean the last would gain. The third group
+    differs, the sample without a reward is in none."""
+    entropy = np.tile(np.array([0.5, 2, 1], np.float32), (3, 2, 1))
+    got = run(
+        A.center(), A.to_tokens(), C.entropy_of_equal_groups(0.1), rewards=[[1, 1], [0, NAN], [1, 0]],
+        mask=np.ones((3, 2, 3), bool), entropy=entropy,
+    )  # fmt: skip
+    close(got[0], [[0.05, 0.2, 0.1]] * 2)
+    close(got[1], [[-0.15, 0, -0.1], [0, 0, 0]])
+    close(got[2], [[0.5] * 3, [-0.5] * 3])
+
+
 def test_golden_gtpo_entropy():
     """Filtered before a penalty that is taken everywhere, the second would be -0.09."""
     rewards, mask = [[1, 0, 0]], np.ones((1, 3, 2), bool)
@@ -316,6 +329,7 @@ def test_nthr_leaves_groups_of_one_kind(rewards):
     close(got, np.where(nthr_data()["mask"], np.nan_to_num(np.array(rewards))[..., None], 0))
 
 
+@pytest.mark.slow
 def test_group_vocabulary():
     rng = np.random.default_rng(0)
     tokens, mask = rng.integers(0, 9, (P, G, T)).astype(np.int32), prefix(rng.integers(0, T + 1, (P, G)), T)
@@ -358,6 +372,7 @@ def compiled(rewards, signals):
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 9999))
+@pytest.mark.slow
 def test_oracles(seed):
     rewards, s = example(seed)
     got = compiled(rewards, s)

@@ -39,6 +39,11 @@ def entropy_shaping(s):
     return flat + np.where(s.mask, np.minimum(0.4 * s.signals["entropy"], np.abs(flat) / 2), 0.0)
 
 
+def of_equal_groups(s):
+    flat = on_tokens(s, grpo(s))
+    return credit.entropy_of_equal_groups(flat, s.rewards, s.outcome, s.signals["entropy"], s.mask, 0.1, 1.0)
+
+
 def shorter_first(s):
     """GRPO on rewards of which the best-solved fifth of the prompts, two of eight, pays for length."""
     rewards = s.rewards.astype(float)
@@ -96,8 +101,10 @@ EXPECTED = {
     "rare_token_batch": rare("batch"),
     "reinforce_pp": lambda s: whitened(s, s.rewards),
     "reinforce_pp_baseline": lambda s: whitened(s, centred(s)),
+    "rl_zvp": of_equal_groups,
     "rloo": rloo,
     "scale_rl": by_batch("advantages"),
+    "w_reinforce": lambda s: oracles.weigh_signs(s.rewards, s.outcome, 0.1, 1.0, 1.0),
 }
 # Those on GRPO's advantage: the base, those whose filter is new, and losses that leave the plain clip only when the
 # policy has moved. A learning rate that moves it far shows how.

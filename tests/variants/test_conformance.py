@@ -22,7 +22,7 @@ NAMES = variants.names()
 OF_THE_BATCH = {"gdpo", "gpg", "grpo_lambda_length", "high_entropy_tokens", "lite_ppo", "magistral", "ppo"}
 OF_THE_BATCH |= {"reinforce_pp", "reinforce_pp_baseline", "scale_rl"}
 # Variants that teach something where all rewards of a group are equal, because the method says so.
-TEACH_ALWAYS = {"distill", "grpo_process", "ngrpo", "ppo", "remax", "rloo", "token_critic"}
+TEACH_ALWAYS = {"distill", "grpo_process", "ngrpo", "ppo", "remax", "rloo", "token_critic", "rl_zvp", "w_reinforce"}
 # Draws go by place: with every candidate drawn, the result does not depend on where a token stands.
 ALL_DRAWN = {"clip_cov": {"covariance_fraction": 1.0, "covariance_low": 0.2}}
 
@@ -137,6 +137,7 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_shapes_and_padding(name):
     advantages, loss, gradient = on("plain")[name]
     mask = example().signals.mask
@@ -150,6 +151,7 @@ def test_shapes_and_padding(name):
 
 @pytest.mark.parametrize("scenario", ["nan", "+200", "-200", "ids"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_padding_changes_nothing(name, scenario):
     jax.tree.map(np.testing.assert_array_equal, on(scenario)[name], on("plain")[name])
 
@@ -250,6 +252,7 @@ def test_vmap_bfloat16_and_more_padding(name):
 
 
 @pytest.mark.parametrize("name", ["gtpo", "nthr", "reinforce_pp_baseline", "pass_at_k"])
+@pytest.mark.slow
 def test_without_jit(name):
     x = example()
     close(variant(name).advantage(x.rewards, x.signals), on("plain")[name][0], atol=1e-5, rtol=1e-4)

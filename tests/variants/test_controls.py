@@ -17,6 +17,7 @@ BY_OPTION = {
     "rare_token": {"limit": 1.0},
     "nthr": {"eta": 1.0},
     "entropy_shaping": {"alpha": 0.0},
+    "rl_zvp": {"alpha": 0.0},
     "high_entropy_tokens": {"fraction": 1.0},
     "dual_clip": {"clip_dual": None},
     "llds": {"llds_coef": 0.0},
@@ -47,7 +48,8 @@ def bits(x):
 
 def test_which_variants_have_one():
     found = {name: variants.control(name, **REQUIRED.get(name, {})) for name in variants.names()}
-    assert {name for name, control in found.items() if control} == BY_OPTION.keys() | BY_GRPO
+    assert {name for name, control in found.items() if control} == BY_OPTION.keys() | BY_GRPO | {"w_reinforce"}
+    assert found["w_reinforce"] == ("w_reinforce", {"positive": 1.0})  # REINFORCE, which is not GRPO
     assert {name: found[name] for name in BY_OPTION} == {name: (name, off) for name, off in BY_OPTION.items()}
     experiment = ("grpo", {"aggregate": "sequence_sum", "kl_coef": 0.0})
     assert {found[name] for name in ("grpo", "dapo", "rloo")} == {None}
@@ -91,6 +93,7 @@ def advantages_of(x):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_its_advantages_are_those_of_the_mechanism_off_bit_for_bit(seed):
     """Groups that are mixed, all right, all wrong; empty samples, and such without a reward."""
     found, _ = advantages_of(example(seed))
@@ -99,6 +102,7 @@ def test_its_advantages_are_those_of_the_mechanism_off_bit_for_bit(seed):
         assert (np.asarray(got) != 0).any()
 
 
+@pytest.mark.slow
 def test_pass_at_1_is_grpo_by_the_papers_algebra():
     """To rounding: the closed form does not divide by a deviation."""
     x = example(0)

@@ -35,6 +35,7 @@ def test_golden_returns(gamma, lam, returns):
     assert not got[0, 1].any()
 
 
+@pytest.mark.slow
 def test_a_bias_learns_the_advantage_without_itself():
     """With it the target of the first token would be 0.5 + 1 after scaling."""
     rewards, signals = jnp.array([[1.0, 0.0]]), golden()[1]
@@ -45,6 +46,7 @@ def test_a_bias_learns_the_advantage_without_itself():
     assert variant.critic.at == "after" and variants.ppo().critic.at == "before"
 
 
+@pytest.mark.slow
 def test_a_kl_in_the_reward_is_in_the_targets():
     rewards, signals = jnp.array([[1.0, 0.0]]), golden()[1]
     signals = dataclasses.replace(signals, behavior_logps=jnp.zeros((1, 2, 4)), ref_logps=jnp.full((1, 2, 4), -1.0))

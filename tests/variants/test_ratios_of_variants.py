@@ -14,7 +14,7 @@ from variant_examples import built
 from grpojax import losses as L
 from grpojax import variants
 
-ON_POLICY = {"rloo", "gpg", "opo", "remax", "gtpo"}
+ON_POLICY = {"rloo", "gpg", "opo", "remax", "gtpo", "w_reinforce"}
 TWINS = {"gspo", "gspo_token", "gmpo", "sapo", "dual_clip", "luspo", "cispo", "ngrpo", "dapo", "scale_rl"}
 TWINS |= {"magistral", "vespo", "kl_cov", "high_entropy_tokens"}
 
@@ -73,6 +73,7 @@ def plain(objective):
 
 
 @pytest.mark.parametrize("name", variants.names())
+@pytest.mark.slow
 def test_twins_have_one_gradient(name):
     """Those that are said to be another are, and those with a ratio of which nothing is said are not, or are PPO's."""
     variant = built(name)
@@ -107,6 +108,7 @@ def test_dppo_has_two_forms():
     assert variants.dppo().objective.needs_sampler_logps
 
 
+@pytest.mark.slow
 def test_golden_luspo():
     """GSPO's gradient at one token times the sample's length: 2 and 4 tokens; 1 / 2 and 1 / 4 of it in GSPO."""
     mask = np.arange(4) < np.array([[2, 4]])[..., None]

@@ -62,6 +62,7 @@ def test_golden_first_update(name, options, loss, gradient):
 
 
 @pytest.mark.parametrize(("name", "high", "low"), [("grpo", 1.49970006, 0.49990002), ("dr_grpo", 0.75, 0.25)])
+@pytest.mark.slow
 def test_golden_groups(name, high, low):
     """Each prompt by itself: with the mean of both, 0.5, all rewards would be equally far from it."""
     signals = A.Signals(mask=np.ones((2, 4, 1), bool))
@@ -115,6 +116,7 @@ def test_parameters_of_an_unknown_variant(name):
         variants.parameters(name)
 
 
+@pytest.mark.slow
 def test_missing_mask_is_named():
     with pytest.raises(ValueError, match=r"to_tokens.*signals\.mask"):
         variants.grpo().advantage(np.eye(2, dtype=np.float32))
@@ -176,6 +178,8 @@ DEFAULTS = {
     "deepseek_v3_2": {"aggregate": "sequence_mean", "kl_kind": "unbiased", "off_policy_limit": 0.5},
     "high_entropy_tokens": {"fraction": 0.2, "clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0},
     "entropy_shaping": {"alpha": 0.4, "kappa": 2.0},
+    "rl_zvp": {"alpha": 0.1, "success": 1.0, "aggregate": "token_mean"},
+    "w_reinforce": {"positive": 0.1, "negative": 1.0, "ratio": "none", "aggregate": "token_mean"},
     "magistral": {"clip_high": 0.28, "aggregate": "prompt_mean", "kl_coef": 0.0},
     "scale_rl": {"weight_max": 5.0, "aggregate": "prompt_mean"},
     "rare_token": {"limit": None, "relative_to": "sample", "positive_only": True, "aggregate": "sequence_sum"},
@@ -307,7 +311,8 @@ SOURCES = {
     "pass_at_k_margin": "2503.19595", "ppo": "1707.06347", "reinforce_pp": "2501.03262",
     "reinforce_pp_baseline": "2501.03262", "remax": "2310.10505", "rloo": "2402.14740", "sapo": "2511.20347",
     "scale_rl": "2510.13786", "xrpo": "2510.06672", "dppo": "2602.04879", "max_rl": "2602.02710", "luspo": "2602.05261",
-    "vespo": "2602.10693", "clip_cov": "2505.22617", "kl_cov": "2505.22617", "gdpo": "2601.05242",
+    "vespo": "2602.10693", "rl_zvp": "2509.21880", "w_reinforce": "2506.01347",
+    "clip_cov": "2505.22617", "kl_cov": "2505.22617", "gdpo": "2601.05242",
 }  # fmt: skip
 DEPLOYED = {
     "cispo", "deepseek_v3_2", "grpo", "gspo", "gspo_token", "magistral", "ppo", "sapo",

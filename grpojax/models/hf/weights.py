@@ -243,10 +243,8 @@ def of_text(family: str, found: Mapping[str, OnDisk], layers: int) -> dict[str, 
     """The tensors of the text part with this number of layers, under the names that they have in a model of text only.
 
     Example:
-      >>> list(of_text("qwen3_5_text", dict.fromkeys(["model.language_model.norm.weight", "mtp.norm.weight"]), 3))
+      >>> list(of_text("gemma3_text", dict.fromkeys(["language_model.model.norm.weight", "vision_tower.scale"]), 3))
       ['model.norm.weight']
-      >>> list(of_text("glm4_moe", dict.fromkeys(["model.layers.2.enorm.weight", "model.layers.3.enorm.weight"]), 3))
-      ['model.layers.2.enorm.weight']
     """
     if FAMILIES[family].tensors.further_layers:
         numbers = {name: re.match(r"model\.layers\.(\d+)\.", name) for name in found}

@@ -11,6 +11,7 @@ from with_torch import torch
 
 from grpojax import models
 from grpojax.host.errors import UserError
+from grpojax.models.hf.weights import of_text
 
 WEIGHTS = "model.safetensors"
 
@@ -53,6 +54,7 @@ def test_some_experts_in_one_tensor_and_some_not_are_refused(tmp_path):
         models.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_four_bits_are_read_as_transformers_reads_them(tmp_path):
     """Sizes are multiples of 32 here, which share a scale."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -78,3 +80,9 @@ def test_four_bits_are_read_as_transformers_reads_them(tmp_path):
     tiny_hf.edit_json(tmp_path / "config.json", quantization_config={"quant_method": "fp8"})
     with pytest.raises(UserError, match="quantization_config="):
         models.load(tmp_path)
+
+
+def test_layers_after_the_last_are_left_out():
+    """Those of glm4_moe draw several tokens at once, which nothing here does; layer 2 of three layers stays."""
+    found = dict.fromkeys(["model.layers.2.enorm.weight", "model.layers.3.enorm.weight", "lm_head.weight"])
+    assert list(of_text("glm4_moe", found, 3)) == ["model.layers.2.enorm.weight", "lm_head.weight"]
