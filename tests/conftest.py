@@ -59,7 +59,7 @@ LONGEST_FIRST = (
 def pytest_addoption(parser):
     group = parser.getgroup("grpojax")
     group.addoption("--skipped-to", metavar="FILE", help="write the names of tests and files that skip")
-    group.addoption("--slow-and", metavar="FILE", help="run the slow tests and those named there, as -m allows")
+    group.addoption("--only", metavar="FILE", help="run the tests and the files of tests that are named there")
 
 
 def pytest_configure(config):
@@ -137,12 +137,11 @@ def pytest_collection_modifyitems(items, config):
     whole = all(find_spec(f"grpojax.extensions.{name}") for name in ("delta", "int8", "mixtures"))
     if whole and not any("::" in given for given in config.args):
         assert not any(missing.values()), f"in_ci names cases that there are not: {missing}"
-    if config.option.slow_and:
-        skipped = {*Path(config.option.slow_and).read_text().splitlines()}
+    if config.option.only:
+        named = {*Path(config.option.only).read_text().splitlines()}
 
         def is_left_out(item):
-            names = {item.nodeid, item.nodeid.partition("::")[0]}
-            return item.get_closest_marker("slow") is None and not names & skipped
+            return not named & {item.nodeid, item.nodeid.partition("::")[0]}
 
         config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
         items[:] = [item for item in items if not is_left_out(item)]

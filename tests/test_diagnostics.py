@@ -39,6 +39,7 @@ def test_displacement_is_of_an_update_on_one_prompt():
     assert delta > 0.05
 
 
+@pytest.mark.slow
 def test_golden_gwhes():
     """With the signs of its two terms exchanged it would be positive."""
     got = jax.jit(D.gwhes)(**nthr_data(), rewards=jnp.array([[1.0, 1, 0]]))
@@ -67,6 +68,7 @@ def test_gwhes_oracle():
     close(got, want, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_group_statistics():
     """A group without a valid sample is no group; by std == 0 the 0.1s might not count as equal."""
     metric = jnp.array([[0, 0, NAN], [1, 1, 1], [1, 0, 1], [0.1, 0.1, 0.1], [NAN, NAN, NAN]], jnp.float32)

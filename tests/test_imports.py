@@ -152,6 +152,7 @@ def loaded(names):
     return set(run.stdout.split())
 
 
+@pytest.mark.slow
 def test_pure_modules_load_jax_alone():
     heavy = {"flax", "optax", "transformers", "datasets", "grain", "torch", "orbax", "pydantic", "matplotlib"}
     got = loaded(sorted(PURE))
@@ -163,10 +164,12 @@ def test_estimates_load_no_model():
     assert not {"jax", "flax", "optax", "orbax", "grain"} & loaded(["evaluation"])
 
 
+@pytest.mark.slow
 def test_a_recipe_is_read_without_what_trains():
     assert not {"flax", "optax", "orbax", "grain", "transformers", "datasets", "torch"} & loaded(["run.recipe"])
 
 
+@pytest.mark.slow
 def test_a_run_loads_no_way_to_draw_that_it_does_not_take():
     code = "import sys, grpojax.train; print(*(n for n in sys.modules if n.startswith('grpojax.extensions.')))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True)

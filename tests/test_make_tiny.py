@@ -88,6 +88,7 @@ def test_tokenizer_knows_every_word(tok):
     assert tok.tokenize("4217") == list("4217")
 
 
+@pytest.mark.slow
 def test_lengths(tok):
     assert max(len(make_tiny.prompt(p.question, tok)) for p in PROBLEMS) <= 48
     assert max(len(tok.encode(p.completion(hasty=False))) + 1 for p in PROBLEMS) <= 40

@@ -110,6 +110,7 @@ def test_jit_and_vmap(name):
     close(jax.vmap(lambda x, m: f(x, m, 0))(X, MASK), f(X, MASK, 1))
 
 
+@pytest.mark.slow
 def test_a_deviation_of_any_size():
     """The square of 1e20 is no float32, and that of 1e-30 is 0; a factor of 2 changes no digit of the others."""
     x, mask = np.array([[1.0, 0.25, 0.0, 0.1]], np.float32), np.ones((1, 4), bool)

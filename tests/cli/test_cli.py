@@ -177,11 +177,13 @@ main.process()
 @pytest.mark.parametrize(
     ("argv", "status", "said"), [(["recipes"], 0, "quickstart"), (["train", "no.yaml"], 2, "no.yaml: No such")]
 )
+@pytest.mark.slow
 def test_a_process_does_not_wait_for_a_compile_that_nobody_needs(argv, status, said):
     run = subprocess.run([sys.executable, "-c", COMPILES, "300", *argv], capture_output=True, text=True, timeout=100)
     assert run.returncode == status and said in run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_what_wandb_sends_at_the_end_is_waited_for():
     run = subprocess.run([sys.executable, "-c", COMPILES, "3"], capture_output=True, text=True, timeout=100)
     assert run.returncode == 0 and run.stdout.endswith("sent\n")

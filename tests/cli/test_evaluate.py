@@ -55,6 +55,7 @@ def whole(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_the_command_writes_lines_and_a_summary(whole, capsys):
     done = read(whole)
     assert [a.uid for a in done] == list(range(10)) and all(len(a.samples) == 4 for a in done)
@@ -72,6 +73,7 @@ def test_the_command_writes_lines_and_a_summary(whole, capsys):
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.55])
+@pytest.mark.slow
 def test_half_way_the_same_command_goes_on_to_the_same_file(whole, tmp_path, keep, capsys):
     """Cut inside a line, in the middle of a batch of four problems or in the first one."""
     want = (whole / "problems.jsonl").read_bytes()
@@ -164,6 +166,7 @@ def test_without_locks_an_evaluation_warns_and_goes_on(whole, monkeypatch, capsy
     assert f"{whole} cannot be locked (Function not implemented)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_several_sets_have_a_row_each_and_a_folder(whole, tmp_path, capsys):
     """One was evaluated before, the other is new; the same command again draws nothing."""
     shutil.copytree(whole, tmp_path / "test")
@@ -199,6 +202,7 @@ def test_sets_that_are_refused(sets, message):
         read_target("builtin:tiny", sets=sets)
 
 
+@pytest.mark.slow
 def test_the_sets_of_a_run_and_where_their_evaluations_go(trained):
     def read_sets(*sets):
         target = read_target(str(trained), sets=sets)
@@ -231,6 +235,7 @@ def trained(recipe, tmp_path_factory):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_a_run_reports_its_own_rewards_mean_on_held_out_problems(trained, capsys):
     """And no accuracy: nothing was named that says what is right."""
     metrics = [x for x in tracking.read_metrics(trained) if "eval/reward" in x]
@@ -254,6 +259,7 @@ def test_a_run_reports_its_own_rewards_mean_on_held_out_problems(trained, capsys
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_the_test_set_is_read_once_at_the_end_also_where_that_was_interrupted(
     recipe, trained, tmp_path, monkeypatch, caplog
 ):
@@ -315,6 +321,7 @@ def test_a_judge_that_teaches_nothing_gives_accuracy(recipe, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_a_reward_that_hangs_costs_its_sample_in_an_evaluation(recipe, trained, tmp_path, capsys):
     """Under the run's own time limit: with another one's ten seconds this would take a minute."""
     rows = [{"question": f"{i}+1=", "answer": str(i + 1), "k": i} for i in range(5)]

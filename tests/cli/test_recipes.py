@@ -92,6 +92,7 @@ PATHS = st.sampled_from([*LEAVES, "rewards.0", "rewards.0.options", "variant", "
 
 @hypothesis.settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(PATHS, VALUES), min_size=1, max_size=3))
+@pytest.mark.slow
 def test_a_recipe_with_anything_in_it_loads_or_is_refused_in_two_lines(changes):
     tree = yaml.safe_load(Path(RECIPE).read_text())
     for path, value in changes:
@@ -125,6 +126,7 @@ def test_a_group_of_one_is_not_normalised():
         config.load(RECIPE, [rewards, "rollout.group=1"])
 
 
+@pytest.mark.slow
 def test_a_variant_takes_what_it_lacks_from_the_run():
     def load(*overrides):
         return config.load(RECIPE, overrides)

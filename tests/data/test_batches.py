@@ -145,6 +145,7 @@ def test_what_is_left_out_is_what_plain_loops_say(readmit_after):
         assert sorted(seen) == want.tolist()
 
 
+@pytest.mark.slow
 def test_sources_have_passes_of_their_own():
     """Weights 3 and 1: where a prompt is drawn from does not depend on what is solved."""
     of = [data.Problem(uid, (1,), "q", None, {}, int(uid >= 7)) for uid in range(12)]

@@ -89,6 +89,7 @@ def test_fuzz_damaged_files(folder, name, draw, options):
 
 @limits(max_examples=200, **QUICK)
 @given(st.sampled_from(["d.jsonl", "d.json"]), st.lists(FUZZED, max_size=3), OPTIONS)
+@pytest.mark.slow
 def test_fuzz_rows(folder, name, rows, options):
     text = jsonl(rows) if name == "d.jsonl" else json.dumps(rows)
     (folder / name).write_bytes(text.encode(errors="surrogatepass"))

@@ -167,6 +167,7 @@ def test_every_option_survives_the_record_of_a_run():
 
 
 @pytest.mark.skipif(not GSM8K, reason="GRPOJAX_GSM8K names no folder with train.jsonl and test.jsonl")
+@pytest.mark.slow
 def test_gsm8k_is_three_lines(tmp_path):
     recipe = tmp_path / "gsm8k.yaml"
     recipe.write_text(f"""\

@@ -24,6 +24,7 @@ def test_globs_go_by_name(write, tmp_path):
     assert len(load(str(tmp_path / "a[1].jsonl"))) == 3
 
 
+@pytest.mark.slow
 def test_files_in_a_bucket(tmp_path):
     folder = f"{bucket.URL}/data"
     with bucket.clients(tmp_path) as proxy:

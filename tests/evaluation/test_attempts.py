@@ -158,6 +158,7 @@ def test_the_total_is_the_weighted_sum_also_where_training_normalises():
         assert [s.reward for s in done[0].samples] == [3.5, 2.5]
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_costs_its_sample():
     problems = [problem(i, k=i) for i in range(5)]
     with run_of({"name": "reward_functions:hangs", "label": "mine"}, timeout_s=0.5) as rewards:

@@ -45,6 +45,7 @@ attempt(lambda: agreement.agree(config=config))
 """
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     for name in ("here", "apart", "apart/0", "apart/1"):
         (tmp_path / name).mkdir()

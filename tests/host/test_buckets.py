@@ -52,6 +52,7 @@ def test_no_such_thing(place):
         files.make_folder("gs://other/x")
 
 
+@pytest.mark.slow
 def test_faults_that_pass_are_not_seen(place, proxy):
     proxy.latency = 0.01
     before = proxy.met
@@ -296,6 +297,7 @@ def test_a_claim_that_cannot_be_made(place, proxy):
         claim(place / "lock", False)
 
 
+@pytest.mark.slow
 def test_who_loses_its_claim_ends(place):
     code = f"""if True:
         import threading

@@ -3,6 +3,7 @@ import sys
 import time
 
 import jax
+import pytest
 import runs
 
 from grpojax.host import coordination, internals
@@ -34,6 +35,7 @@ def test_alone():
     assert coordination.posted("a") == {} and coordination.exchange("meeting", "word") == ["word"]
 
 
+@pytest.mark.slow
 def test_three_processes():
     group = [
         subprocess.Popen([sys.executable, "-c", THREE], env=runs.environment() | env, stdout=subprocess.PIPE, text=True)

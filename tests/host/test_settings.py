@@ -89,6 +89,7 @@ def test_an_override_reaches_one_use_of_a_yaml_alias(write):
         ("train.lr=0x" + "f" * 9999, "train.lr=... (from the command line): expected a finite number"),
     ],
 )
+@pytest.mark.slow
 def test_refused_overrides(write, override, said):
     with pytest.raises(UserError) as error:
         settings.load(Config, write(RUN), [override])

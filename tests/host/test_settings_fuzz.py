@@ -46,6 +46,7 @@ def check_attempt(attempt):
 
 @limits(max_examples=200, deadline=None)
 @given(st.one_of(PROPER, st.dictionaries(KEYS, TREES, max_size=4)))
+@pytest.mark.slow
 def test_fuzz_mappings(tree):
     check_attempt(lambda: settings.build(Config, tree, {"": "here"}))
 

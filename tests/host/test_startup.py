@@ -125,6 +125,7 @@ def standard_error(*command):
     return done.stderr
 
 
+@pytest.mark.slow
 def test_looking_for_devices_says_nothing():
     """Of a TPU that is not there libtpu says in four lines that its host's name is not known."""
     look = "import jax; print(jax.devices())"

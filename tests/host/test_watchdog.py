@@ -27,6 +27,7 @@ def test_a_step_that_hangs_is_told_once_with_the_stacks(quick, capfd):
     assert "in steps" in stacks and "in _watch" in stacks
 
 
+@pytest.mark.slow
 def test_what_is_slow_for_a_reason_is_not_told(quick):
     """Too few steps to know, an evaluation between steps, a step that compiles."""
     said, compiling = [], []

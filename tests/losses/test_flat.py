@@ -87,6 +87,7 @@ def test_the_loss(name):
 
 @settings(max_examples=8, deadline=None)
 @given(lengths=LENGTHS, seed=st.integers(0, 99), lam=st.sampled_from([0.9, 1.0]))
+@pytest.mark.slow
 def test_transforms_along_tokens(lengths, seed, lam):
     mask, rng = prefix(lengths), np.random.default_rng(seed)
     rewards, values = rng.normal(size=(2, *mask.shape)).astype(np.float32)

@@ -35,6 +35,7 @@ ACTIONS = np.array([[[0, 0, 1, 1]]], np.int32)
         ([0.2, -0.5, 0.5, 0], "response", 0.175),
     ],
 )
+@pytest.mark.slow
 def test_golden_llds(fall, gate, want):
     """Without the gate, the action's row is 0.175 too; without the maximum, the token's is 0.05."""
     mask = np.ones((1, 1, 4), bool)

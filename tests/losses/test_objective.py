@@ -75,6 +75,7 @@ def test_objectives_are_values():
     assert len({L.Objective(), L.Objective(), L.Objective(ratio="sequence")}) == 2
 
 
+@pytest.mark.slow
 def test_only_the_policy_is_differentiated():
     """Behaviour, reference and advantages are constants, even where they are made of the same array."""
     mask = np.ones((1, 2, 3), bool)

@@ -43,6 +43,7 @@ def test_log_ratio():
         L.log_ratio(logps, old, mask, "word")
 
 
+@pytest.mark.slow
 def test_rows_of_several_samples_give_the_same_loss():
     """A mean over the row in place of the sample would change all of the sequence levels."""
     rng = np.random.default_rng(0)
@@ -116,6 +117,7 @@ def test_golden_traces(level, decay, traces):
 
 
 @pytest.mark.parametrize("level", ["trace", "trace_both"])
+@pytest.mark.slow
 def test_what_a_policy_did_not_draw_takes_no_time_in_a_trace(level):
     """Holes of an episode, alone and in rows that samples share: as without them."""
     rng = np.random.default_rng(0)
@@ -129,6 +131,7 @@ def test_what_a_policy_did_not_draw_takes_no_time_in_a_trace(level):
     close(L.log_ratio(*row, level, decay=0.7, segments=segments), want.reshape(2, -1))
 
 
+@pytest.mark.slow
 def test_traces_weigh_early_tokens_more():
     """At ratio 1: (1 - 0.9^(T - j)) / (1 - 0.9) times."""
     mask = jnp.array([True] * 4 + [False])

@@ -58,6 +58,7 @@ def test_at_ratio_1_nothing_is_dropped():
 @pytest.mark.parametrize("kind", ["tv", "kl"])
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 999), coef=st.sampled_from([0.0, 0.3]))
+@pytest.mark.slow
 def test_oracle(kind, seed, coef):
     """Through `policy_loss`, against the sampler, on ragged samples."""
     rng = np.random.default_rng(seed)

@@ -132,6 +132,7 @@ def test_splash_has_sinks_and_caps(prompt, cap):
     assert_same(value_and_grads(splash(), *case, cap=cap), value_and_grads(att.xla, *case, cap=cap), 2e-5)
 
 
+@pytest.mark.slow
 def test_splash_has_sinks_and_caps_on_a_mesh():
     mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
     case = with_sinks(ragged(b=4, r=2, s=6, l=3, heads=4, kv_heads=2))
@@ -163,6 +164,7 @@ def test_splash_refuses_two_completions_in_a_row():
 
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("attend", [splash(), att.xla], ids=["splash", "xla"])
+@pytest.mark.slow
 def test_completions_taken_apart_equal_packed_rows(attend, window):
     """Two prompts in a shard; rows of 3 + 2, 1 + 4 and 5 tokens; a completion without tokens; padding; windows."""
     arrays, _, lengths, _ = ragged(b=2, k=2, r=3, s=6, l=5, heads=4, kv_heads=2)

@@ -73,6 +73,7 @@ def test_map_hands_each_array_its_axes(form):
 
 
 @pytest.mark.parametrize("family", there("qwen2", "qwen2_moe"))
+@pytest.mark.slow
 def test_a_forward_takes_a_form_that_it_does_not_know(family):
     """Log-probs, and greedy samples."""
     config = FAMILIES[family]

@@ -75,6 +75,7 @@ def test_a_layer_that_keeps_its_products_keeps_what_cudnn_gave(remat, times, mon
     assert forward == times * backward > 0
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing_even_when_pad_is_a_real_token():
     """A mask read off `ids != pad` would drop real tokens that equal the pad id."""
     graph, params = random_decoder(BASE)
@@ -130,6 +131,7 @@ def test_chunked_vocabulary_equals_plain(with_entropy, chunk):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=3e-5, rtol=1e-4), got, want)
 
 
+@pytest.mark.slow
 def test_bfloat16_compute_is_near_float32():
     graph, params = random_decoder(BASE)
     packed, layout = flat_batches.pack(ragged_batch(np.random.default_rng(1)))
@@ -140,6 +142,7 @@ def test_bfloat16_compute_is_near_float32():
     assert 1e-5 < np.abs(full - half)[used].max() < 0.3
 
 
+@pytest.mark.slow
 def test_no_float32_array_of_tokens_by_vocabulary():
     config = dataclasses.replace(BASE, vocab_size=4096)
     graph, params = dec.abstract(config)
@@ -160,6 +163,7 @@ def test_temperature_zero_has_no_log_probs():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
 def test_a_lean_forward_gives_the_same_states(dtype, monkeypatch):
     """Weights cast layer by layer, and MLPs of five tokens at a time with a rest."""
     monkeypatch.setattr(layers, "_MLP_TOKENS", 5)

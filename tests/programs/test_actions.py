@@ -5,6 +5,7 @@ import dataclasses
 import flat_batches
 import jax
 import numpy as np
+import pytest
 from plain_decoder import BASE, ragged_batch, random_decoder
 
 from grpojax import losses as L
@@ -12,6 +13,7 @@ from grpojax.models import Compute
 from grpojax.programs import policy_update
 
 
+@pytest.mark.slow
 def test_an_action_is_one_turn_of_one_completion_also_where_completions_share_a_row(monkeypatch):
     rng = np.random.default_rng(0)
     batch = ragged_batch(rng, p=3, g=5, most=11)

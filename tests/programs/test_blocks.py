@@ -68,6 +68,7 @@ def check(batch, shards, microbatches, gather, least, gaps=False):
 @pytest.mark.parametrize("sizes", SIZES)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data(), gaps=st.booleans())
+@pytest.mark.slow
 def test_every_token_once(sizes, gather, data, gaps):
     n, group, size, shards, microbatches, least = sizes
     top = data.draw(st.sampled_from([1, size // 2, size]))

@@ -68,6 +68,7 @@ def attended(given, mesh=None, logits=None):
     return attend(q, cached, prompt)
 
 
+@pytest.mark.slow
 def test_sinks_take_part_and_scores_are_capped():
     given = case(window=20, position=5, counts=[[0, 1, 19, 20, 60]])
     heads = given[0].shape[2] * given[0].shape[3]

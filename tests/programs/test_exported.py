@@ -39,6 +39,7 @@ def update():
     return stablehlo(flat, *leaves)
 
 
+@pytest.mark.slow
 def test_a_bfloat16_update_multiplies_nothing_in_float32():
     """The gradients of the scores, float32 themselves, are cast before they meet queries and keys."""
     text = update()
@@ -72,6 +73,7 @@ def rollout(length=67, prompts=3, **cells):
 
 
 @pytest.mark.parametrize("cells", [{}, {"decode_slots": 4}], ids=["all slots", "fewer"])
+@pytest.mark.slow
 def test_a_bfloat16_rollout_multiplies_nothing_in_float32_and_copies_nothing_each_token(cells):
     """Numbers drawn are float32, but no product is of them. Of what is as large as a prompt's keys or a layer's
     smallest weight, a token makes nothing but caches with one column more, in place."""

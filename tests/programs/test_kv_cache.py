@@ -34,6 +34,7 @@ def test_mean_share_of_live_blocks():
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["branches", "loop"])
+@pytest.mark.slow
 def test_dead_blocks_are_not_read(stacked):
     """NaN in a block that is not live must not reach the result; of values as of keys."""
     rng = np.random.default_rng(0)

@@ -113,6 +113,7 @@ def test_layers_that_do_not_attend_go_on_from_the_state_that_they_had(compute, f
         check(decoder, some_prompts(), CONFIG, left=10, compute=compute, count=4)
 
 
+@pytest.mark.slow
 def test_log_probs_of_what_went_on_are_the_trainers(decoder):
     prompts = some_prompts()
     *_, (before, out) = rollouts(decoder, prompts, CONFIG, 4, 10)
@@ -126,6 +127,7 @@ def test_log_probs_of_what_went_on_are_the_trainers(decoder):
 
 @pytest.mark.parametrize("cache_dtype", FORMATS[1:])
 @pytest.mark.parametrize("compute", [Compute(), TPU], ids=["cpu", "tpu"])
+@pytest.mark.slow
 def test_in_fewer_bits_they_are_rounded_as_they_are_put(decoder, compute, cache_dtype):
     prompts, ring = some_prompts(), Ring(6, 4)
     (before, _), *_ = list(rollouts(decoder, prompts, CONFIG, 2, 10))[1:]
@@ -187,6 +189,7 @@ def test_fewer_slots_are_refused(decoder):
         run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=2), sampler.no_samples(3, 5, 23), 3)
 
 
+@pytest.mark.slow
 def test_a_rollout_that_nothing_goes_on_in_is_the_program_that_it_was(decoder):
     """With nothing given there is no argument, and no trace of the rest in the program."""
     prompts, key = some_prompts(), jax.random.key(0)

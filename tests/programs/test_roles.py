@@ -149,6 +149,7 @@ def test_a_killed_run_of_two_networks_goes_on_on_another_mesh(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, went_on, straight)
 
 
+@pytest.mark.slow
 def test_a_frozen_base_is_left_alone_by_its_extras():
     graph, base = random_decoder(CONFIG)
     before = jax.tree.map(np.array, base)
@@ -168,6 +169,7 @@ def test_a_frozen_base_is_left_alone_by_its_extras():
     jax.tree.map(np.testing.assert_array_equal, base, before)
 
 
+@pytest.mark.slow
 def test_frozen_roles_are_saved_without_an_optimiser(tmp_path):
     _, params = random_decoder(CONFIG)
     checkpoints = Checkpoints(tmp_path)
@@ -182,6 +184,7 @@ def test_frozen_roles_are_saved_without_an_optimiser(tmp_path):
         checkpoints.restore(abstract | abstract_state({"policy": decoder_network(CONFIG, POLICY)[1]}))
 
 
+@pytest.mark.slow
 def test_a_frozen_copy_scores_the_same_to_the_bit_at_half_the_size():
     """Even of weights that 16 bits do not hold; one that is averaged, or of a float32 run, stays as it is."""
     compute = Compute(dtype="bfloat16")

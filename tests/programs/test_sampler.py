@@ -42,6 +42,7 @@ BLOCKS += there("qwen3_5", "gpt_oss", "glm4_moe")
 CONFIG = SamplerConfig(group=5, max_tokens=11)
 
 
+@pytest.mark.slow
 def test_lengths_stops_and_padding(decoder):
     out = run(decoder, some_prompts(), CONFIG)
     is_eos = np.isin(out.tokens, EOS)
@@ -56,6 +57,7 @@ def test_lengths_stops_and_padding(decoder):
 
 
 @pytest.mark.parametrize(("slots", "block"), [(3, None), (1, 3)], ids=["slots", "one slot, three blocks"])
+@pytest.mark.slow
 def test_draws_do_not_depend_on_slots_or_blocks(decoder, slots, block):
     want = run(decoder, some_prompts(), CONFIG)
     got = run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=slots), block=block)
@@ -67,6 +69,7 @@ def test_draws_do_not_depend_on_slots_or_blocks(decoder, slots, block):
 TPU = Compute(platform="tpu", attention="xla")  # its program, run here
 
 
+@pytest.mark.slow
 def test_a_loop_over_blocks_draws_the_same(decoder):
     want = run(decoder, some_prompts(), CONFIG)
     got = run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=2), compute=TPU, block=3)
@@ -280,6 +283,7 @@ def test_bad_values_are_refused(bad):
         SamplerConfig(**bad)
 
 
+@pytest.mark.slow
 def test_one_token_and_one_sample(decoder):
     out = run(decoder, some_prompts(), SamplerConfig(group=1, max_tokens=1))
     assert out.tokens.shape == (3, 1, 1) and (out.lengths == 1).all()

@@ -60,6 +60,7 @@ def scored(model, out, compute=Compute(), shards=1):  # noqa: B008
     return [layout.unpack(np.asarray(x)[None]) for x in run(params)]
 
 
+@pytest.mark.slow
 def test_values_and_gradients_are_those_without_the_rows(models):
     batch = ragged_batch(np.random.default_rng(1), vocab=TOKENS)
     rows, layout = packed_rows(batch)
@@ -179,6 +180,7 @@ def check_samples(models, out, logps, entropy):
     return here
 
 
+@pytest.mark.slow
 def test_samples_and_scores_are_those_without_the_rows(models):
     out = sampled(models[0])
     logps, entropy = scored(models[0], out)
@@ -187,6 +189,7 @@ def test_samples_and_scores_are_those_without_the_rows(models):
     assert (scored(every_row, out)[0] - out.logps)[here].max() < -10
 
 
+@pytest.mark.slow
 def test_a_mesh_samples_and_scores_alike(models):
     """Over four parts of the vocabulary, of which the last holds no token."""
     mesh = sharding.make_mesh(sharding.MeshConfig(data=1, fsdp=2, tensor=4))
@@ -197,6 +200,7 @@ def test_a_mesh_samples_and_scores_alike(models):
 
 
 @pytest.mark.parametrize("weights", FORMATS[1:])
+@pytest.mark.slow
 def test_logits_of_rounded_weights_are_masked_too(models, weights):
     graph, params = models[0]
     model = nnx.merge(graph, state.make_reshard(PADDED, Compute(), weights)(params))

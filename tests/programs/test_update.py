@@ -61,6 +61,7 @@ def test_the_gradient_does_not_depend_on_the_split(reference, sizes, microbatche
         assert other[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
 
 
+@pytest.mark.slow
 def test_the_loss_is_about_zero_and_the_gradient_is_the_policy_gradient():
     """At ratio 1 the value is -sum(w A) = 0 with group-centred advantages; the gradient is -sum w A grad log pi."""
     batch, variant = learning_batch(p=3, g=5)
@@ -81,6 +82,7 @@ def test_the_loss_is_about_zero_and_the_gradient_is_the_policy_gradient():
 
 
 @pytest.mark.parametrize("what", ["row", "all"])
+@pytest.mark.slow
 def test_masked_samples_give_nothing(what):
     batch, variant = learning_batch(p=3, g=5)
     dead = np.ones((3, 5), bool) if what == "all" else np.arange(15).reshape(3, 5) == 7
@@ -121,6 +123,7 @@ def test_no_reference_forward_hides_in_the_update():
     assert with_kl < 1.02 * without
 
 
+@pytest.mark.slow
 def test_perturbed_policy_has_a_kl_and_an_equal_one_has_none():
     batch, variant = learning_batch(p=3, g=5, variant=variants.get("grpo", kl_coef=0.1))
     graph, params = random_decoder(CONFIG)
@@ -131,6 +134,7 @@ def test_perturbed_policy_has_a_kl_and_an_equal_one_has_none():
     assert metrics["kl"] > 1e-2
 
 
+@pytest.mark.slow
 def test_gradient_clipping_limits_the_step():
     batch, variant = learning_batch(p=3, g=5)
     got, metrics = update(batch, variant.objective, optimizer=dataclasses.replace(SGD, grad_clip=0.01))

@@ -21,6 +21,7 @@ from grpojax.records.directory import RunDirectory
 proxy, place = bucket.proxy, bucket.place
 
 
+@pytest.mark.slow
 def test_metrics_of_a_run_that_goes_on_are_those_on_a_disk(place, tmp_path, proxy):
     proxy.every(5, 503, "torn", 429)
     read = []
@@ -69,6 +70,7 @@ def test_events_are_an_object_for_every_few_minutes(place, monkeypatch):
     assert len(events) == 3 and all(b"reward" in content for content in events)
 
 
+@pytest.mark.slow
 def test_a_directory_is_one_runs(place):
     first = RunDirectory(place, {"a": 1}, lambda name: False)
     with contextlib.ExitStack() as held:
@@ -116,6 +118,7 @@ def attempts(n):
     return [Attempt(uid=i, prompt=f"q{i}", gold="7", samples=(one,)) for i in range(n)]
 
 
+@pytest.mark.slow
 def test_an_evaluation_goes_on_where_it_was_stopped(place, tmp_path):
     problems, done = [Problem(i, (1,), f"q{i}", "7", {}) for i in range(7)], attempts(7)
     for folder in (place, tmp_path / "out"):
@@ -178,6 +181,7 @@ def test_checkpoints(place, proxy):
     checkpoints.close()
 
 
+@pytest.mark.slow
 def test_export(place, tmp_path, monkeypatch):
     tiny_hf.save(tmp_path / "in")
     model = hf.load(tmp_path / "in")

@@ -16,6 +16,7 @@ from grpojax.train import train
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_items_are_named_by_role(recipe, tmp_path):
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "data.validation=null", "rewards.0.name=answer_format"]
     assert train(opened(config.load(recipe, overrides)))
@@ -72,6 +73,7 @@ checkpoints.close()
 """
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_raises_and_prints_nothing(tmp_path):
     """Orbax, asyncio and tensorstore each have a traceback for it."""
     done = subprocess.run([sys.executable, "-c", FAILS, str(tmp_path)], capture_output=True, text=True)

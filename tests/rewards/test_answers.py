@@ -252,6 +252,7 @@ def test_what_has_no_end_is_decided_at_once_or_handed_on(given):
     assert answers.compare(given, given) is True
 
 
+@pytest.mark.slow
 def test_endless_answers_are_invalid_and_waited_for(monkeypatch, caplog):
     """An integral takes math-verify longer than the limit; the log says what is waited for, and the rest is judged."""
     monkeypatch.setattr(scoring, "NOTICE_S", 0.2)

@@ -15,6 +15,7 @@ def test_exact_answers():
     assert one("answer_format", ["#### 7", "7"]) == [1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_math_answers_go_to_a_worker_only_if_they_must():
     config = [RewardConfig(name="math_answer")]
     texts = ["#### 7", "#### 8", "7", r"\boxed{\int_0^1 14x dx}", r"\boxed{\int_0^1 x dx}"]

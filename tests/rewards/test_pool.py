@@ -60,6 +60,7 @@ def judged(console):
 
 
 @pytest.mark.parametrize("name", [*BAD, "format"])
+@pytest.mark.slow
 def test_a_bad_sample_is_invalid_and_the_others_are_not(judged, name):
     scores = judged[0]
     valid = np.isfinite(scores.by_name[name])
@@ -68,6 +69,7 @@ def test_a_bad_sample_is_invalid_and_the_others_are_not(judged, name):
 
 
 @pytest.mark.parametrize("name", ALL_BAD)
+@pytest.mark.slow
 def test_a_wrong_count_makes_all_invalid(judged, name):
     assert np.isnan(judged[0].by_name[name]).all() and judged[0].invalid[f"{name}/{ALL_BAD[name]}"] == 8
 
@@ -81,6 +83,7 @@ def test_good_functions_go_on_beside_bad_ones(judged):
     assert np.isnan(scores.total).all()
 
 
+@pytest.mark.slow
 def test_each_kind_of_failure_is_shown_once_with_its_traceback(judged, console):
     _, scorer, batch = judged
     start = len(console)
@@ -189,6 +192,7 @@ def environment():
     return dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE.parent), str(HERE)]))
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_that_never_closes(tmp_path):
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
@@ -207,6 +211,7 @@ def programs_left():
 
 
 @pytest.mark.parametrize("contained", [True, False])
+@pytest.mark.slow
 def test_hanging_workers_of_a_killed_run_end(tmp_path, contained):
     if contained and not isolation.processes_can_be_contained():
         pytest.skip("the system cannot contain processes")
@@ -231,6 +236,7 @@ def test_hanging_workers_of_a_killed_run_end(tmp_path, contained):
 
 
 @pytest.mark.parametrize(("what", "call"), [("launch_process", 2), ("launch_thread", 2)])
+@pytest.mark.slow
 def test_what_is_stopped_while_it_starts_starts_nothing_more(monkeypatch, what, call):
     """As by SIGTERM, which raises anywhere."""
     from pebble.pool import process
@@ -263,6 +269,7 @@ def ask(_=None):
 """
 
 
+@pytest.mark.slow
 def test_an_answer_is_checked_in_a_daemonic_process(tmp_path):
     """As those of `multiprocessing.Pool` are."""
     file = tmp_path / "script.py"
@@ -285,6 +292,7 @@ def test_a_process_that_was_forked_says_why_it_cannot_check(monkeypatch):
         check_answer(r"\boxed{\int_0^1 x dx}", r"\frac{1}{2}")
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_workers_start_prints_no_traceback(tmp_path):
     file = tmp_path / "script.py"
     file.write_text(f"""{ASKS}

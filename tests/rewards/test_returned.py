@@ -151,6 +151,7 @@ def test_a_tracebacks_length_has_a_limit():
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp", "opo"])
+@pytest.mark.slow
 def test_rewards_as_large_as_they_may_be_make_finite_advantages(name):
     shape = 4, 6
     tokens = np.zeros((*shape, 3), np.float32)

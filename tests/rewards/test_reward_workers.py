@@ -22,6 +22,7 @@ def judge(name, n=2, batches=1, options=None, **config):
     return scores
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_full_is_replaced():
     """40 MiB more with each call: with the same worker all samples from the sixth on would be invalid."""
     for batches in (5, 12):
@@ -41,6 +42,7 @@ def test_a_sample_that_takes_all_memory_is_invalid():
     assert scores.invalid == {"misbehaving:takes_all/memory": 2} and np.isnan(scores.total).all()
 
 
+@pytest.mark.slow
 def test_a_sample_that_hangs_is_waited_for_twice_at_most(tmp_path):
     """Once beside a second of its kind, which may be too much where one is not, and once alone."""
     scores = judge("hangs_and_counts", n=1, options={"file": str(tmp_path / "calls")}, timeout_s=0.5)
@@ -59,6 +61,7 @@ def running(program):
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+@pytest.mark.slow
 def test_what_a_stopped_worker_had_started_is_stopped_too():
     assert judge("leaves_a_program", n=1, timeout_s=0.5).invalid == {"misbehaving:leaves_a_program/timeout": 1}
     deadline = time.monotonic() + 10
@@ -93,6 +96,7 @@ def test_a_function_that_cannot_work_is_refused_at_once(name, options, said):
     assert judge("scaled", options={"scale": 3.0}).total.tolist() == [3.0, 3.0]
 
 
+@pytest.mark.slow
 def test_an_import_that_hangs_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "hanging.py").write_text("import time\ntime.sleep(1000)\n")
     monkeypatch.syspath_prepend(tmp_path)

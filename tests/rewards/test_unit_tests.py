@@ -59,6 +59,7 @@ def test_the_share_of_tests_that_pass(code, tests, reward, partial):
     assert one(code, tests, partial=True) == partial
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_fails():
     assert one("while True: pass", ["pass"], seconds=0.5) == 0
     assert one(ADD, ["pass", "while True: pass"], seconds=5.0, partial=True) == 0.5

@@ -31,6 +31,7 @@ def few(recipe, folder, directory, *overrides):
     return config.load(recipe, [*given, "train.steps=3", "rollout.max_tokens=4", "rollout.group=2", *overrides])
 
 
+@pytest.mark.slow
 def test_three_problems_make_steps_of_eight_prompts(recipe, tmp_path, said):
     """Each with samples of its own, and bit for bit after a stop."""
     whole = opened(few(recipe, tmp_path, tmp_path / "whole"), eos_ids=())
@@ -47,6 +48,7 @@ def test_three_problems_make_steps_of_eight_prompts(recipe, tmp_path, said):
     assert numbers(tmp_path / "part") == numbers(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_refused_recipe_leaves_no_trace_and_a_run_without_a_step_gives_way(recipe, tmp_path, said):
     place = tmp_path / "run"
     with pytest.raises(UserError, match="reward 'misbehaving:scaled' has an option 'scale', and the data has a column"):

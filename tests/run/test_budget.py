@@ -67,6 +67,7 @@ def test_steps_or_tokens(recipe):
         config.load(recipe, ("train.steps=null", "train.tokens=0"))
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_spent_already_is_refused(recipe, tmp_path):
     given = (*BUDGET, "optimizer.schedule=constant", "train.tokens=300", f"run.dir={tmp_path}")
     assert train(opened(config.load(recipe, given)))

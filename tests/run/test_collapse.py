@@ -70,6 +70,7 @@ def test_without_a_checkpoint_from_before_it_there_is_none_to_go_on_from(recipe,
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_the_best_checkpoint_is_the_one_to_go_on_from(recipe, tmp_path):
     options = (
         f"data.validation={recipe.parent / 'sums.jsonl'}",
@@ -86,6 +87,7 @@ def test_the_best_checkpoint_is_the_one_to_go_on_from(recipe, tmp_path):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_an_alarm_in_an_evaluation_finds_the_checkpoint_before_it(recipe, tmp_path):
     """The save comes before its evaluation, and may take what it keeps from the one before."""
     options = (f"data.validation={recipe.parent / 'sums.jsonl'}", "train.eval_every=4", "train.on_collapse=stop")

@@ -38,6 +38,7 @@ def unbroken(recipe, tmp_path_factory):
     return numbers(directory)
 
 
+@pytest.mark.slow
 def test_metrics_samples_and_evaluations_that_cannot_be_written_are_said(recipe, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(evaluations, "write", full)
     trainer = opened(load(recipe, tmp_path / "run", "train.eval_every=2"))
@@ -65,6 +66,7 @@ def test_a_report_that_fails_is_said(recipe, tmp_path, capsys, monkeypatch):
     assert json.loads((tmp_path / "run" / "done").read_text()) == {"step": 1}
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_fails_costs_no_step(recipe, tmp_path, monkeypatch):
     trainer = opened(load(recipe, tmp_path / "run", "train.eval_every=2", "train.checkpoint_every=2"))
     plain = trainer.held_out.evaluate
@@ -100,6 +102,7 @@ def test_a_run_that_ends_is_marked_until_it_goes_on(recipe, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("where", ["rollout", "evaluation"])
+@pytest.mark.slow
 def test_a_clouds_notice_saves_at_once_and_loses_nothing(recipe, tmp_path, unbroken, monkeypatch, where):
     """The rollout in flight, or the evaluation, is dropped, and done again when the run goes on."""
     told = threading.Event()
@@ -128,6 +131,7 @@ def test_a_clouds_notice_saves_at_once_and_loses_nothing(recipe, tmp_path, unbro
     assert numbers(tmp_path / "run") == unbroken
 
 
+@pytest.mark.slow
 def test_saves_by_the_clock(recipe, tmp_path):
     overrides = ("train.checkpoint_every=0", "train.keep=9", "data.validation=null")
     for minutes, steps in ((1e-9, [1, 2, 3, 4]), (10, [4])):
@@ -135,6 +139,7 @@ def test_saves_by_the_clock(recipe, tmp_path):
         assert train(trainer) and trainer.store.checkpoints.steps() == steps
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_has_a_score_that_came_after_it(recipe, tmp_path, monkeypatch):
     """Of steps 0, 2 and 4 the second is the best; a run that goes on still knows it."""
     overrides = ("train.eval_every=2", "train.checkpoint_every=2", "train.keep=1")
@@ -151,6 +156,7 @@ def test_the_best_checkpoint_has_a_score_that_came_after_it(recipe, tmp_path, mo
     assert trainer.store.checkpoints.good() == 2 and trainer.store.checkpoints.good(before=2) is None
 
 
+@pytest.mark.slow
 def test_the_first_writes_anew_what_all_have_read(recipe, tmp_path, monkeypatch):
     """Of a run that goes on: in a bucket the first takes objects away that another process has listed."""
     config = load(recipe, tmp_path / "run", "train.steps=1")

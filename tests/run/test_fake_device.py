@@ -28,11 +28,13 @@ policy = fake_checks.policy
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_it_takes_and_gives_for_every_program_what_a_real_one_does(recipe, policy, tmp_path, case):
     config = recipes.load(recipe, [f"run.dir={tmp_path}", "rewards.0.name=tiny_run:parity", *CASES[case]])
     fake_checks.check_every(config, policy)
 
 
+@pytest.mark.slow
 def test_it_refuses_what_the_real_program_does_not_take(recipe, policy, tmp_path):
     every = dry_calls.every(recipes.load(recipe, [f"run.dir={tmp_path}"]), policy.shape)
     call = next(call for call in every if call.program.name == "update")
@@ -48,6 +50,7 @@ def test_it_refuses_what_the_real_program_does_not_take(recipe, policy, tmp_path
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_a_run_on_it_follows_from_all_of_its_state(recipe, tmp_path):
     """Weights, moments and samples: one of them changed a little, every number after it is another."""
 

@@ -64,6 +64,7 @@ def poison(trainer, steps):
     plain = spies.update_by(trainer, train_step)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(recipe, tmp_path):
     """Two that are not in a row are none too many."""
     trainer = opened(load(recipe, tmp_path / "run", "train.max_skipped=2"))
@@ -75,6 +76,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(recipe, tm
     assert int(trainer.state.networks["policy"].step) == 2
 
 
+@pytest.mark.slow
 def test_many_such_gradients_in_a_row_stop_the_run_at_the_last_good_state(recipe, tmp_path):
     trainer = opened(load(recipe, tmp_path / "run", "train.max_skipped=2", "train.checkpoint_every=0"))
     poison(trainer, {2, 3, 4})
@@ -84,6 +86,7 @@ def test_many_such_gradients_in_a_row_stop_the_run_at_the_last_good_state(recipe
     assert trainer.state.rollouts == 3  # the fourth was under way, and is drawn again
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_one_checkpoint(recipe, tmp_path, unbroken, caplog):
     trainer = opened(load(recipe, tmp_path / "run"))
     trainer.store.checkpoints._manager = Full(trainer.store.checkpoints._manager, {2})
@@ -93,6 +96,7 @@ def test_a_full_disk_costs_one_checkpoint(recipe, tmp_path, unbroken, caplog):
     assert numbers(tmp_path / "run") == unbroken
 
 
+@pytest.mark.slow
 def test_a_disk_full_to_the_end_is_said_and_the_run_goes_on_from_the_last_save(recipe, tmp_path, unbroken):
     trainer = opened(load(recipe, tmp_path / "run"))
     trainer.store.checkpoints._manager = Full(trainer.store.checkpoints._manager, {4})
@@ -141,6 +145,7 @@ class Late(Full):
         return self._manager.wait_until_finished()
 
 
+@pytest.mark.slow
 def test_a_save_that_failed_late_does_not_cost_the_next_one(recipe, tmp_path, unbroken, caplog):
     trainer = opened(load(recipe, tmp_path / "run"))
     trainer.store.checkpoints._manager = Late(trainer.store.checkpoints._manager, {3})
@@ -150,6 +155,7 @@ def test_a_save_that_failed_late_does_not_cost_the_next_one(recipe, tmp_path, un
     assert numbers(tmp_path / "run") == unbroken
 
 
+@pytest.mark.slow
 def test_a_stop_with_an_error_behind_it_is_saved(recipe, tmp_path, monkeypatch):
     """What the metrics of the last step say is found out after the loop."""
     trainer = opened(load(recipe, tmp_path / "run", "train.checkpoint_every=0"))
@@ -211,6 +217,7 @@ def send(*signals):
 
 
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.slow
 def test_sigterm_in_any_phase_saves_and_loses_nothing(recipe, tmp_path, unbroken, monkeypatch, phase):
     trainer = opened(load(recipe, tmp_path / "run", "train.checkpoint_every=2"))
     at(monkeypatch, trainer, phase, lambda: send(signal.SIGTERM), call=1 if phase == "save" else 2)
@@ -222,6 +229,7 @@ def test_sigterm_in_any_phase_saves_and_loses_nothing(recipe, tmp_path, unbroken
 
 
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.slow
 def test_a_second_sigint_stops_at_once_and_loses_one_save_interval_at_most(
     recipe, tmp_path, unbroken, monkeypatch, phase
 ):
@@ -251,6 +259,7 @@ def test_sigterm_in_dynamic_sampling_drops_all_of_the_step(recipe, tmp_path):
     assert numbers(tmp_path / "run") == numbers(tmp_path / "unbroken")
 
 
+@pytest.mark.slow
 def test_a_reward_worker_killed_under_the_run_changes_nothing(recipe, tmp_path):
     rewards = {
         "unbroken": "{name: 'tiny_run:length', label: length}",
@@ -272,6 +281,7 @@ def test_a_trainer_that_cannot_start_lets_go_of_the_directory(recipe, tmp_path, 
 
 @pytest.mark.parametrize("every", [1, 0])
 @pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.slow
 def test_a_directory_that_is_moved_away_during_the_run_ends_it_with_its_state_saved(
     recipe, tmp_path, at, every, unbroken
 ):
@@ -294,6 +304,7 @@ def test_a_directory_that_is_moved_away_during_the_run_ends_it_with_its_state_sa
     assert numbers(moved)[:at] + numbers(run) == unbroken
 
 
+@pytest.mark.slow
 def test_a_checkpoint_directory_removed_under_the_run(recipe, tmp_path, unbroken):
     trainer = opened(load(recipe, tmp_path / "run"))
 
@@ -314,6 +325,7 @@ def test_a_checkpoint_directory_removed_under_the_run(recipe, tmp_path, unbroken
     assert numbers(tmp_path / "run") == unbroken
 
 
+@pytest.mark.slow
 def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(recipe, tmp_path, unbroken, caplog):
     assert train(opened(load(recipe, tmp_path / "run")))
     for file in (tmp_path / "run" / "checkpoints" / "4" / "policy_params").rglob("*"):
@@ -367,6 +379,7 @@ def test_out_of_memory_before_the_first_step_names_them_too(recipe, tmp_path, mo
         opened(load(recipe, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_the_clock_may_jump(recipe, tmp_path, unbroken, monkeypatch):
     """Times are of the monotonic clock; the wall clock only stamps lines."""
     import time
@@ -376,6 +389,7 @@ def test_the_clock_may_jump(recipe, tmp_path, unbroken, monkeypatch):
     assert numbers(tmp_path / "run") == unbroken
 
 
+@pytest.mark.slow
 def test_dynamic_sampling_refills_from_a_named_reward(recipe, tmp_path):
     """A length reward varies everywhere; the named one decides which groups train."""
     overrides = (
@@ -396,6 +410,7 @@ def test_dynamic_sampling_refills_from_a_named_reward(recipe, tmp_path):
         assert varied >= 1 - line["groups/missing"] - 1e-6 > line["groups/kept"] - 1
 
 
+@pytest.mark.slow
 def test_show_prints_best_and_worst(recipe, tmp_path, capsys):
     trainer = opened(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:length", "train.steps=1"))
     assert train(trainer)

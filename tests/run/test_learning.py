@@ -102,6 +102,7 @@ def test_a_group_that_differs_in_cut_samples_alone_is_filtered_where_these_teach
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path, monkeypatch):
     """Adam would move by its momentum, and count the step."""
     trainer = opened(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:parity", "train.minibatches=2"))
@@ -171,6 +172,7 @@ def noisy(trainer, size=0.1):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_a_kl_in_the_reward_is_of_the_trainers_log_probs(recipe, tmp_path):
     """Policy and reference are equal and every reward is 0: the sampler's rounding alone gave advantages."""
     trainer = opened(load(recipe, tmp_path / "run", "variant={name: rloo, kl_coef: 1.0}", "train.steps=1",
@@ -184,6 +186,7 @@ def test_a_kl_in_the_reward_is_of_the_trainers_log_probs(recipe, tmp_path):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path, monkeypatch):
     overrides = ("train.minibatches=2", "train.steps=1")
     for ratio_denominator in ("sampler", "trainer"):
@@ -262,6 +265,7 @@ def test_the_reference_is_refreshed_and_resumed(recipe, tmp_path):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_an_adaptive_entropy_bonus_moves_and_resumes(recipe, tmp_path):
     overrides = ("variant={name: grpo, kl_coef: 0, entropy_target: 100.0, entropy_step: 0.25}", "train.steps=3",
                  "train.checkpoint_every=1")  # fmt: skip
@@ -311,6 +315,7 @@ def test_metrics_are_of_all_that_was_drawn(recipe, tmp_path):
     assert max(counted.values()) > 1
 
 
+@pytest.mark.slow
 def test_variants_that_are_the_same_at_one_update_say_so(recipe, tmp_path, caplog):
     caplog.set_level(logging.INFO, "grpojax")
     opened(load(recipe, tmp_path / "one", "variant=gspo")).close()
@@ -325,6 +330,7 @@ def test_variants_that_are_the_same_at_one_update_say_so(recipe, tmp_path, caplo
 
 @pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize("place", ["evaluate", "draw", "keep", "weigh"])
+@pytest.mark.slow
 def test_a_mistake_that_shows_late_costs_nothing(recipe, tmp_path, monkeypatch, place):
     """A judge that is none, a data set that is used up: what was learned is saved, metrics and all."""
     held_out = (f"data.validation={recipe.parent / 'sums.jsonl'}", "train.eval_limit=8") if place == "evaluate" else ()
@@ -357,6 +363,7 @@ def test_a_filter_that_cannot_judge_is_the_users_to_mend(recipe, tmp_path):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_nothing_of_a_finished_step_asks_the_device(recipe, tmp_path, monkeypatch):
     """The next rollout is under way by then: whatever is computed there waits for it, and its time is lost."""
     options = "variant={name: grpo, kl_coef: 0, entropy_target: 1.0}"
@@ -403,6 +410,7 @@ def test_an_evaluation_without_problems_is_said_to_do_nothing(recipe, tmp_path, 
     assert "train.eval_every=1 does nothing: there is no data.validation" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_recipe_spelt_in_another_way_is_the_same_run(recipe, tmp_path):
     opened(load(recipe, tmp_path / "run", "variant=grpo")).close()
     spelt = ("variant={name: grpo}", "rewards={terms: [{name: 'tiny_run:parity'}]}")

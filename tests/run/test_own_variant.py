@@ -208,6 +208,7 @@ def test_paths_that_lead_nowhere(path, said):
         load(path)
 
 
+@pytest.mark.slow
 def test_an_advantage_that_is_not_finite_names_its_chain(module):
     """That of a sample that counts; an invalid one has none."""
     method = load(f"{module}:divides_by_nothing", "rollout.group=3").method

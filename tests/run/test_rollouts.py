@@ -135,6 +135,7 @@ def test_a_warm_up_longer_than_the_run_is_said(caplog, updates, told):
         ]
 
 
+@pytest.mark.slow
 def test_where_all_are_solved_all_are_drawn_again(recipe, graded, tmp_path, caplog):
     """Everything is over -1; the second pass would be empty, the third is not told by what the first said."""
     options = "variant=culling", "rollout.prompts=10", "rollout.retire={success: -1.0}", "train.steps=6"

@@ -60,6 +60,7 @@ def test_what_is_learned_is_the_same(recipe, tmp_path, monkeypatch, options, dev
     assert gaps == sorted(gaps) and {*gaps} == {False, True}  # blocks are those of such groups in the second run
 
 
+@pytest.mark.slow
 def test_where_nothing_has_an_advantage_the_update_is_as_it_was(recipe, tmp_path):
     """All of it runs, with a gradient of 0."""
     options = "rewards.0.name=tiny_run:level", "data.train=" + constant(recipe, tmp_path), "train.steps=1"
@@ -101,6 +102,7 @@ def _objectives():
 
 
 @pytest.mark.parametrize("objective", _objectives())
+@pytest.mark.slow
 def test_a_sample_without_an_advantage_has_no_gradient(objective):
     """By every objective that it goes with."""
     rng = np.random.default_rng(0)

@@ -35,6 +35,7 @@ def judged(total, lengths, stopped, width=4):
     )
 
 
+@pytest.mark.slow
 def test_golden_numbers_of_all_that_was_drawn():
     drawn = [judged([[1, 0], [1, 1]], [[1, 2], [3, 4]], [[True, True], [True, False]]),
              judged([[0, 0], [NAN, 1]], [[4, 4], [4, 2]], [[False, False], [False, True]])]  # fmt: skip
@@ -47,6 +48,7 @@ def test_golden_numbers_of_all_that_was_drawn():
     assert step_metrics.tokens(drawn) == (3 * 8, 24)
 
 
+@pytest.mark.slow
 def test_golden_numbers_of_repetition_and_of_the_likelihood_of_right_samples():
     """Per token, of right samples alone: over all the sums of log-probs it would be -3.9 / 4."""
     drawn = [judged([[1, 0], [1, NAN]], [[6, 4], [2, 0]], [[True, True], [True, False]], width=6)]
@@ -89,6 +91,7 @@ def test_golden_numbers_of_updates():
     assert step_metrics.of_updates([]) == {}
 
 
+@pytest.mark.slow
 def test_every_name_that_an_update_may_give_is_known_or_logged_as_it_is():
     """What is renamed is given by a loss or by the mismatch; nothing that was renamed is left behind."""
     ones = np.ones((1, 1, 2), np.float32)

@@ -33,6 +33,7 @@ def unbroken(recipe, tmp_path_factory):
     return directory, train_apart(recipe, directory)
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_says_so(unbroken):
     directory, out = unbroken
     lines = [line for line in numbers(directory) if "reward" in line]
@@ -162,6 +163,7 @@ def test_another_mesh_trains_the_same_and_restores(recipe, unbroken, meshed):
     checkpoints.close()
 
 
+@pytest.mark.slow
 def test_half_written_checkpoints_are_never_loaded(recipe, unbroken, tmp_path):
     import shutil
 
@@ -192,6 +194,7 @@ def test_a_foreign_directory_is_refused(recipe, tmp_path, capsys):
     assert "is not a run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_path, capsys):
     import transformers
     import with_torch  # noqa: F401
@@ -289,6 +292,7 @@ def test_no_reference_without_a_kl_term(recipe, tmp_path):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_invalid_samples_are_left_out(recipe, tmp_path, capsys):
     """A reward of None counts in no statistic, and a run of nothing else changes no weight and ends with status 2."""
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "variant.kl_coef=0"]
@@ -304,6 +308,7 @@ def test_invalid_samples_are_left_out(recipe, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_a_column_that_some_rows_lack_is_none_for_them(recipe, tmp_path):
     rows = [json.loads(line) for line in (recipe.parent / "sums.jsonl").read_text().splitlines()]
     for row in rows[::2]:
@@ -340,6 +345,7 @@ def test_a_directory_that_cannot_be_is_refused(recipe, tmp_path, place, capsys):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_samples_show_the_answer_that_the_reward_looks_for(recipe, tmp_path, capsys):
     overrides = [f"run.dir={tmp_path / 'run'}", "data.validation=null", "train.steps=1",
                  'rewards=[{name: answer, options: {marker: "="}}, {name: "tiny_run:length"}]']  # fmt: skip

@@ -207,6 +207,7 @@ def test_the_command_arrives_as_it_was_typed(play):
         assert (play.home(index) / "folder").read_text().rstrip().endswith("tree")
 
 
+@pytest.mark.slow
 def test_secrets_reach_the_run_and_nothing_else(play):
     secret = "hf_'se cr\"et$"
     play.env(forward="HF_TOKEN")

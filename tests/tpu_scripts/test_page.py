@@ -20,6 +20,7 @@ COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
 FILES = sorted(SCRIPTS.glob("*.py"))
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_runs(play):
     """In a folder with the scripts; those of others are stand-ins that keep what they are told."""
     (play.folder / "tpu_scripts").symlink_to(SCRIPTS)

@@ -114,6 +114,7 @@ def test_a_preempted_run_on_vms_that_stay_goes_on_there(play):
         (["sh", "-c", 'grpojax train "c.yaml" $TAKE_OVER'], "train c.yaml --take-over"),
     ],
 )
+@pytest.mark.slow
 def test_the_claim_of_what_has_ended_is_taken_over(play, words, again):
     """By a start after another, on the same VMs and on new ones; never by the first."""
     play.scenario(hosts=1, states=[["ACTIVE*8", "SUSPENDED"], ["ACTIVE"]])
@@ -157,6 +158,7 @@ def test_a_request_that_somebody_deletes_stays_deleted(play):
     assert len(play.calls("queued-resources create")) == 1
 
 
+@pytest.mark.slow
 def test_processes_that_cannot_be_killed_cost_their_vms(play):
     play.env(grace_seconds=0.1)
     play.runs('#!/bin/sh\n[ -e "$FAKE_RUN.once" ] && exit 0\ntouch "$FAKE_RUN.once"\nexit 1\n')
@@ -170,6 +172,7 @@ def test_processes_that_cannot_be_killed_cost_their_vms(play):
     assert "cannot be killed; run delete" in play.tpu("stop", status=1)
 
 
+@pytest.mark.slow
 def test_a_vm_that_was_made_anew_ends_the_run_that_lost_it(play):
     play.runs('#!/bin/sh\n[ -e "$FAKE_RUN.over" ] && exit 0\ntrap "exit 75" TERM\nwhile :; do sleep 0.1; done\n')
     play.ready("grpojax", "train")
@@ -215,6 +218,7 @@ def test_quota_that_is_not_free_at_once_is_waited_for(play):
     assert said.count("no quota") == 2 and "[worker0] resumed" in said
 
 
+@pytest.mark.slow
 def test_a_connection_that_hangs_or_breaks_costs_nothing(play):
     play.env(call_seconds=1)
     play.runs(TRAIN)
@@ -231,6 +235,7 @@ def test_a_connection_that_hangs_or_breaks_costs_nothing(play):
     assert not play.calls("queued-resources delete")
 
 
+@pytest.mark.slow
 def test_a_worker_that_stays_out_of_reach_costs_its_vms(play):
     play.env(lost_seconds=0.5)
     play.runs('#!/bin/sh\nif [ -e "$FAKE_RUN.once" ]; then echo resumed; else sleep 60; fi\n')
@@ -256,6 +261,7 @@ def test_hours_in_the_queue_are_no_silence_of_the_workers(play, hours, first):
     assert len(play.calls("queued-resources create")) == 1 + (first == "SUSPENDED")
 
 
+@pytest.mark.slow
 def test_a_long_setup_is_no_silence_of_the_workers(play, hours):
     play.ready("grpojax")
     play.scenario(
@@ -282,6 +288,7 @@ def test_the_silence_of_vms_that_went_is_not_that_of_new_ones(play, hours):
     assert said.count("no answer: worker1") == 4 and len(play.calls("queued-resources create")) == 2
 
 
+@pytest.mark.slow
 def test_new_vms_have_their_own_grace(play, hours):
     """One ends, then all VMs go; after hours, one ends before the other again."""
     play.runs(
@@ -325,6 +332,7 @@ def test_one_process_that_ends_ends_the_others(play):
     assert "exit status: worker0 1, worker1 137" in said
 
 
+@pytest.mark.slow
 def test_a_watch_that_is_stopped_goes_on_where_it_was(play):
     play.runs(TRAIN)
     play.ready("grpojax", "8", "0.3")

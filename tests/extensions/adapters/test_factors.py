@@ -366,6 +366,7 @@ def test_layers_that_cannot_have_factors_are_refused(config, decoder, said):
         lora.abstract(config, decoder)
 
 
+@pytest.mark.slow
 def test_a_mesh_starts_with_the_same_factors():
     config = KINDS["dora"]
     made = [lora.fresh(config, CONFIG, base_of(config, mesh_of(s))[1], 7, mesh_of(s)) for s in (None, (2, 2, 2))]

@@ -87,6 +87,7 @@ def test_peft_scores_our_folder_as_we_do(tmp_path, name, model):
     assert max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(want, start, strict=True)) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_folder_that_peft_wrote_is_read_and_written_alike(tmp_path):
     peft = pytest.importorskip("peft", reason="peft is absent: pip install 'grpojax[test-all]'")
     made = tiny_hf.save(tmp_path / "base")
@@ -120,6 +121,7 @@ def test_peft_reads_a_hybrid_without_its_images(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_three_products_of_a_delta_net_are_one_layer_with_one_a(tmp_path):
     *_, factors = saved(tmp_path, "lora", "qwen3_5")
     tensors = load_file(tmp_path / "peft" / folders.WEIGHTS)
@@ -133,6 +135,7 @@ def test_three_products_of_a_delta_net_are_one_layer_with_one_a(tmp_path):
 @pytest.mark.parametrize(
     ("model", "name"), [*(("qwen2", name) for name in KINDS), ("qwen3_5", "all dora"), ("qwen3-moe", "lora")]
 )
+@pytest.mark.slow
 def test_what_is_saved_comes_back(tmp_path, model, name):
     made, _, _, factors = saved(tmp_path, name, model)
     config, base = folders.read_config(tmp_path / "peft")

@@ -30,6 +30,7 @@ def unbroken(recipe, tmp_path_factory):
     return directory, run
 
 
+@pytest.mark.slow
 def test_only_factors_learn_and_are_saved(unbroken):
     directory, learned = unbroken
     lines = [line for line in numbers(directory) if "reward" in line]
@@ -44,6 +45,7 @@ def test_only_factors_learn_and_are_saved(unbroken):
     jax.tree.map(np.testing.assert_array_equal, learned.state.networks["base"], first)
 
 
+@pytest.mark.slow
 def test_it_goes_on_bit_for_bit(recipe, unbroken, tmp_path):
     assert train(trainer(recipe, tmp_path, "train.steps=2"))
     again = trainer(recipe, tmp_path)
@@ -102,6 +104,7 @@ def test_two_processes_learn_go_on_after_kill_nine_and_export_as_one(recipe, tmp
             jax.tree.map(np.testing.assert_array_equal, *files)
 
 
+@pytest.mark.slow
 def test_another_base_is_refused(recipe, unbroken, tmp_path):
     run, model = tmp_path / "run", tmp_path / "model"
     shutil.copytree(unbroken[0], run)
@@ -177,6 +180,7 @@ def test_what_does_not_go_with_adapters_is_refused(recipe, given, said):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_an_export_of_whole_weights_cannot_be_merged(recipe, tmp_path, capsys):
     run = runs.opened(config.load(recipe, ["train.steps=1", "data.validation=null", f"run.dir={tmp_path / 'run'}"]))
     assert train(run)

@@ -58,6 +58,7 @@ def test_chunks_equal_a_loop_over_tokens(size):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max()), got, want)
 
 
+@pytest.mark.slow
 def test_steps_equal_chunks_and_padding_leaves_the_state():
     x, there = some_tokens(3, 71), np.arange(71) < np.array([[70], [1], [33]])
     masked = x._replace(
@@ -73,6 +74,7 @@ def test_steps_equal_chunks_and_padding_leaves_the_state():
     np.testing.assert_allclose(last, state, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_keys_that_are_all_alike_lose_no_precision():
     """Powers of such a matrix have entries up to 1e18, so that an inverse by a sum of powers would be noise."""
     x = some_tokens(1, 64)

@@ -52,6 +52,7 @@ def test_texts_longer_than_a_chunk_score_as_in_transformers(tmp_path, prompt, co
     np.testing.assert_allclose(got, want, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_text_part_of_a_model_with_images_is_read_and_written(tmp_path):
     """Without the weights for images, and those that predict more than one token."""
     tiny_hf.save_with_images(tmp_path / "in")
@@ -107,6 +108,7 @@ def test_eight_devices_equal_one(batch):
     check_same(scored(HYBRID, rows, weight, sharding.make_mesh(MESH)), want, used)
 
 
+@pytest.mark.slow
 def test_prompts_that_were_read_before_give_the_same(batch):
     rows, weight, used, want = batch
     check_same(scored(HYBRID, rows, weight, read=True), want, used)
@@ -136,6 +138,7 @@ def test_draws_do_not_depend_on_the_mesh(weights):
     np.testing.assert_allclose(got.logps, want.logps, atol=3e-5)
 
 
+@pytest.mark.slow
 def test_in_sixteen_bits_sampler_and_trainer_are_near_each_other():
     """And the weights of decay, rate and convolution stay in float32."""
     graph, params = random_decoder(HYBRID)
@@ -161,6 +164,7 @@ def test_layers_of_one_kind_are_no_hybrid(layers):
         dataclasses.replace(HYBRID, mixer_layers=layers)
 
 
+@pytest.mark.slow
 def test_neighbouring_delta_nets_are_compiled_once(batch):
     def lines(layers):
         graph, params = dec.abstract(

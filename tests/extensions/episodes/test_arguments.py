@@ -92,6 +92,7 @@ values = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(SCHEMAS["f"]["parameters"]["properties"])), values), st.booleans())
+@pytest.mark.slow
 def test_no_argument_raises(arguments, as_text):
     given = {k: json.dumps(v) for k, v in arguments.items()} if as_text else arguments
     check(Call("f", given, as_text=as_text), SCHEMAS)

@@ -27,6 +27,7 @@ def built_in(name, **settings):
     return {"name": name, "format": "hermes", "workers": 1, **settings}
 
 
+@pytest.mark.slow
 def test_the_calculator_by_name(start):
     workers = start(**built_in("calculator"))
     assert workers.deterministic({}) and [t["function"]["name"] for t in workers.tools[None]] == ["calculate"]
@@ -36,11 +37,13 @@ def test_the_calculator_by_name(start):
 
 
 @needs_namespaces
+@pytest.mark.slow
 def test_programs_by_name(start):
     workers = start(**built_in("python", options={"seconds": 30.0}, seconds=60))
     assert said(workers, call("python", code="6*7")) == ["42"]
 
 
+@pytest.mark.slow
 def test_the_lake_by_name(start):
     from grpojax.extensions.problems import frozen_lake
 
@@ -64,6 +67,7 @@ def corpus(tmp_path):
     return str(path)
 
 
+@pytest.mark.slow
 def test_search_in_a_corpus(start, corpus):
     pytest.importorskip("bm25s", reason=EXTRA)
     workers = start(**built_in("search", options={"corpus": corpus, "top": 2, "most_characters": 20}))
@@ -78,12 +82,14 @@ def test_search_in_a_corpus(start, corpus):
 @pytest.mark.parametrize(("options", "match"), [
     ({"text": "body"}, "no text in column 'body'; it has title, text"), ({"corpus": "absent.jsonl"}, "absent.jsonl"),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_a_corpus_that_cannot_be_searched(start, corpus, options, match):
     pytest.importorskip("bm25s", reason=EXTRA)
     with pytest.raises(UserError, match=match):
         start(**built_in("search", options={"corpus": corpus, **options}))
 
 
+@pytest.mark.slow
 def test_a_game_of_textarena(start):
     pytest.importorskip("textarena", reason=EXTRA)
     workers = start(**built_in("textarena", options={"game": "GuessTheNumber-v0"}))
@@ -91,12 +97,14 @@ def test_a_game_of_textarena(start):
     assert "The target number is" in answers[0] and "[10]" not in answers[0]
 
 
+@pytest.mark.slow
 def test_what_is_no_game_for_one_player(start):
     pytest.importorskip("textarena", reason=EXTRA)
     with pytest.raises(UserError, match="reset failed for all 1 episodes: .*players"):
         start("textarena", options={"game": "TicTacToe-v0"}).open({(0, 0): {}})
 
 
+@pytest.mark.slow
 def test_reasoning_gym_by_name(start):
     pytest.importorskip("reasoning_gym", reason=EXTRA)
     from grpojax.extensions.problems.reasoning_gym import rows

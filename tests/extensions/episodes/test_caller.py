@@ -58,6 +58,7 @@ def tool_of(shown):
 
 
 @pytest.mark.parametrize("task", ["products", "questions", "walks"])
+@pytest.mark.slow
 def test_what_it_was_shown_is_what_the_tools_answer(task):
     import make_caller
 

@@ -170,6 +170,7 @@ def test_when_an_answer_comes_makes_no_difference_bit_for_bit(decoder):
     jax.tree.map(np.testing.assert_array_equal, at_once, sometime)
 
 
+@pytest.mark.slow
 def test_a_first_turn_is_the_plain_sampler_s_bit_for_bit(decoder):
     prompts, config = some_prompts(), dataclasses.replace(CONFIG, decode_slots=5)
     want = sample_groups(*decoder, prompts, jax.random.key(0), config, eos_ids=EOS, compute=Compute())
@@ -237,6 +238,7 @@ def arrays_of(jaxpr):
 
 
 @pytest.mark.parametrize("compute", [Compute(), TPU], ids=["cpu", "tpu"])
+@pytest.mark.slow
 def test_scores_of_answers_are_of_one_prompt_at_a_time(decoder, compute):
     answers, counts = np.full((3, 5, CONFIG.max_tokens), 4, np.int32), np.full((3, 5), 2, np.int32)
     graph, params = decoder
@@ -248,6 +250,7 @@ def test_scores_of_answers_are_of_one_prompt_at_a_time(decoder, compute):
     assert max(np.prod(shape) for shape in shapes if CHUNK in shape) < 2 * scores
 
 
+@pytest.mark.slow
 def test_caches_are_rewritten_in_place():
     """What a round holds besides its arguments is less than the caches: they are not laid out anew in whole."""
     graph, params = random_decoder(dataclasses.replace(BASE, num_layers=6), seed=5)

@@ -34,6 +34,7 @@ def played(monkeypatch, recipe, directory, *overrides, fake=None, devices=1):
     return opened(load(recipe, [*PLAYED, f"run.dir={directory}", *overrides]), devices)
 
 
+@pytest.mark.slow
 def test_samples_are_episodes_whose_log_probs_are_the_trainer_s(recipe, tmp_path, monkeypatch):
     fake = Fake()
     trainer = played(monkeypatch, recipe, tmp_path / "run", fake=fake)
@@ -59,6 +60,7 @@ def test_samples_are_episodes_whose_log_probs_are_the_trainer_s(recipe, tmp_path
         assert s["calls"] == len(answered) or len(s["ids"]) > 24 or s["calls"] == len(answered) + 1
 
 
+@pytest.mark.slow
 def test_it_makes_no_difference_when_answers_come(recipe, tmp_path, monkeypatch):
     for name, late in (("at_once", None), ("late", 0)):
         assert train(played(monkeypatch, recipe, tmp_path / name, fake=Fake(late=late)))
@@ -66,6 +68,7 @@ def test_it_makes_no_difference_when_answers_come(recipe, tmp_path, monkeypatch)
     assert read_samples(tmp_path / "at_once", 3) == read_samples(tmp_path / "late", 3)
 
 
+@pytest.mark.slow
 def test_episodes_of_one_turn_are_plain_samples_bit_for_bit(recipe, tmp_path, monkeypatch):
     plain = "rewards=[{name: 'tiny_run:parity'}]", "rollout.max_turn_tokens=0"
     one = "environment={name: 'a:B', max_turns: 1}"
@@ -96,6 +99,7 @@ def stopped_and_resumed(monkeypatch, recipe, directory, before, after):
     return [line for line in numbers(directory) if "reward" in line]
 
 
+@pytest.mark.slow
 def test_open_episodes_are_played_again_bit_for_bit_after_a_resume(recipe, tmp_path, monkeypatch):
     assert train(played(monkeypatch, recipe, tmp_path / "whole"))
     found = stopped_and_resumed(monkeypatch, recipe, tmp_path / "parts", Stops(), Fake())
@@ -103,6 +107,7 @@ def test_open_episodes_are_played_again_bit_for_bit_after_a_resume(recipe, tmp_p
     assert read_samples(tmp_path / "parts", 2) == read_samples(tmp_path / "whole", 2)
 
 
+@pytest.mark.slow
 def test_other_answers_of_what_states_that_it_is_deterministic_are_counted(recipe, tmp_path, monkeypatch, caplog):
     _, second, third = stopped_and_resumed(monkeypatch, recipe, tmp_path, Stops(), Fake(salt="x"))
     answered = second["episode/replay_differs"]
@@ -111,6 +116,7 @@ def test_other_answers_of_what_states_that_it_is_deterministic_are_counted(recip
     assert not any("redrawn" in name for name in second) and "episode/replay_differs" not in third
 
 
+@pytest.mark.slow
 def test_open_episodes_of_what_is_not_deterministic_are_counted_as_drawn_again(recipe, tmp_path, monkeypatch, caplog):
     repeats = {"repeats": False}
     first, second, third = stopped_and_resumed(
@@ -146,6 +152,7 @@ def test_what_begins_again_is_drawn_by_the_same_random_numbers(recipe, tmp_path,
     assert sum(redrawn) == len(fake.lost) and {when for _, when in fake.lost} == {*range(1, max_turns), "end"}
 
 
+@pytest.mark.slow
 def test_what_begins_again_goes_on_by_its_new_answers(recipe, tmp_path, monkeypatch):
     """Its first turn is that of the others' run, and what is drawn for the others is the same."""
 
@@ -171,6 +178,7 @@ def test_what_begins_again_goes_on_by_its_new_answers(recipe, tmp_path, monkeypa
         assert s["turns"][1::2] == [str(n)[: 1 + n % 7][:4] for n in answered][: len(s["turns"]) // 2]
 
 
+@pytest.mark.slow
 def test_a_run_may_stop_while_tools_work(recipe, tmp_path, monkeypatch):
     class Hangs(Fake):
         """Has no reply, and asks the run to stop."""
@@ -187,6 +195,7 @@ def test_a_run_may_stop_while_tools_work(recipe, tmp_path, monkeypatch):
     assert not train(trainer) and not fake.open_now
 
 
+@pytest.mark.slow
 def test_the_reward_of_an_environment_that_has_none_is_refused_at_once(recipe, tmp_path, monkeypatch):
     fake = Fake()
     fake.rewarded = {None: False}
@@ -205,6 +214,7 @@ def test_a_prompt_that_grows_over_the_positions_of_the_model_is_refused(recipe, 
     assert "rollout.max_tokens" in str(e.value) and not fake.open_now
 
 
+@pytest.mark.slow
 def test_an_invalid_episode_has_no_reward_and_is_counted(recipe, tmp_path, monkeypatch):
     fake = Fake(invalid=lambda uid, sample: sample == 2)
     assert train(played(monkeypatch, recipe, tmp_path / "run", fake=fake))
@@ -217,6 +227,7 @@ def test_an_invalid_episode_has_no_reward_and_is_counted(recipe, tmp_path, monke
     assert last["episode/invalid"] == 8 / len(samples)
 
 
+@pytest.mark.slow
 def test_what_reset_returns_is_in_the_prompt(recipe, tmp_path, monkeypatch):
     fake = Fake(resets=lambda row, sample: f" x{row['gold']}")
     assert train(played(monkeypatch, recipe, tmp_path / "run", "data.max_prompt_tokens=16", fake=fake))
@@ -224,6 +235,7 @@ def test_what_reset_returns_is_in_the_prompt(recipe, tmp_path, monkeypatch):
     assert all(s["prompt"].endswith(f"= x{s['gold']}") for s in samples)
 
 
+@pytest.mark.slow
 def test_a_reset_that_fails_makes_only_its_own_episode_invalid(recipe, tmp_path, monkeypatch):
     """It has no text, and the samples of its prompt have one; with a single turn no reply tells of it."""
     fake = Fake(resets=lambda row, sample: None if sample == 1 else " x", lost=lambda uid, sample: sample == 1)
@@ -235,6 +247,7 @@ def test_a_reset_that_fails_makes_only_its_own_episode_invalid(recipe, tmp_path,
     assert numbers(tmp_path / "run")[-1]["rewards/invalid/environment/end"] == 8
 
 
+@pytest.mark.slow
 def test_an_invalid_episode_has_no_reward_in_an_evaluation(recipe, tmp_path, monkeypatch):
     held_out = (
         f"data.validation={recipe.parent}/sums.jsonl",
@@ -252,6 +265,7 @@ def test_an_invalid_episode_has_no_reward_in_an_evaluation(recipe, tmp_path, mon
         assert len(given) == 3 and {x is None for x in given} == {bool(attempt["uid"] % 2)}
 
 
+@pytest.mark.slow
 def test_prompts_show_the_tools_of_their_own_row(recipe, tmp_path, monkeypatch):
     """In training and in evaluation, also with what `reset` adds."""
     rows = [{"question": f"{a}1 * 12 =", "answer": "1", "environment": "ab"[a % 2]} for a in range(1, 5)]
@@ -290,6 +304,7 @@ def test_prompts_show_the_tools_of_their_own_row(recipe, tmp_path, monkeypatch):
             assert p.ids == of[p.columns["environment"]](p.columns["question"] + more)
 
 
+@pytest.mark.slow
 def test_an_environment_reads_a_turn_with_what_the_template_began(recipe, tmp_path, monkeypatch):
     read = []
     fake = Fake()
@@ -363,6 +378,7 @@ def test_the_loss_is_of_the_policy_s_own_tokens(recipe, tmp_path, monkeypatch, v
     )
 
 
+@pytest.mark.slow
 def test_held_out_problems_are_played_too(recipe, tmp_path, monkeypatch):
     held_out = f"data.validation={recipe.parent}/sums.jsonl", "train.eval_limit=8", "train.eval_every=2"
     held_out = *held_out, "train.eval_samples=4", "train.eval_temperature=1.0"

@@ -20,6 +20,7 @@ def answer(name, content):
     return {"role": "tool", "name": name, "content": content}
 
 
+@pytest.mark.slow
 def test_an_episode_from_its_reset_to_its_reward(start):
     workers = start("Counter")
     assert workers.open({(7, 0): {"start": 3, "question": "?"}, (7, 1): {"question": "?"}}) == {
@@ -40,6 +41,7 @@ def test_an_episode_from_its_reset_to_its_reward(start):
     assert workers.open({(7, 0): {"start": 5}}) == {(7, 0): "at 5"}
 
 
+@pytest.mark.slow
 def test_calls_that_cannot_be_made_are_answered_and_counted(start):
     workers = start("Counter")
     workers.open({(1, 0): {}})
@@ -49,6 +51,7 @@ def test_calls_that_cannot_be_made_are_answered_and_counted(start):
     assert (reply.calls, reply.failures, reply.malformed, reply.invalid) == (4, 3, 3, None)
 
 
+@pytest.mark.slow
 def test_a_turn_makes_so_many_calls_and_answers_the_others(start):
     workers = start("Counter")
     workers.open({(1, 0): {}})
@@ -60,6 +63,7 @@ def test_a_turn_makes_so_many_calls_and_answers_the_others(start):
     assert workers.rewards([(1, 0)]) == [instances.MOST_CALLS]
 
 
+@pytest.mark.slow
 def test_answers_can_be_encoded_whatever_the_policy_wrote(start):
     workers = start("Counter")
     workers.open({(1, 0): {}})
@@ -68,6 +72,7 @@ def test_answers_can_be_encoded_whatever_the_policy_wrote(start):
         assert f"{message['name']} {message['content']}".encode()
 
 
+@pytest.mark.slow
 def test_functions_are_tools_that_keep_nothing(start):
     workers = start(tools=("environment_classes:double",))
     assert workers.deterministic({})
@@ -84,6 +89,7 @@ def test_functions_are_tools_that_keep_nothing(start):
     ("bytes", "\ufffd\0abc", 0),
     ("none", "None", 0),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_what_a_tool_returns_or_raises_is_a_text(start, what, content, failures):
     workers = start("Misbehaves")
     workers.open({(1, 0): {}})
@@ -91,6 +97,7 @@ def test_what_a_tool_returns_or_raises_is_a_text(start, what, content, failures)
     assert all_replies(workers, 1)[1, 0] == Reply(messages=(answer("do", content),), calls=1, failures=failures)
 
 
+@pytest.mark.slow
 def test_a_long_answer_is_cut_at_a_whole_character(start):
     workers = start("Misbehaves", max_tool_bytes=101)
     workers.open({(1, 0): {}})
@@ -115,6 +122,7 @@ def misbehave(workers, what, neighbours=2):
     ("sleep", "timeout"), ("crash", "crash"), ("segfault", "crash"), ("memory", "memory"), ("print", "flood"),
     ("leave", "crash"), ("spoil", "broken"), ("len", "broken"),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_one_that_misbehaves_is_invalid_and_its_neighbours_go_on(start, what, reason, caplog):
     workers = start("Misbehaves", seconds=3 if what == "sleep" else 30)
     with caplog.at_level(logging.WARNING, "grpojax"):
@@ -131,12 +139,14 @@ def test_one_that_misbehaves_is_invalid_and_its_neighbours_go_on(start, what, re
 @pytest.mark.parametrize(
     ("what", "said"), [("text", "7"), ("parts", "Error: TypeError: the tool returned a generator")]
 )
+@pytest.mark.slow
 def test_an_answer_reaches_the_run_as_plain_text(start, what, said):
     content = misbehave(start("Misbehaves"), what)[1, 0].messages[0]["content"]
     assert type(content) is str and content.startswith(said)
 
 
 @pytest.mark.parametrize("what", ["loop", "alarm"])
+@pytest.mark.slow
 def test_what_a_tool_leaves_behind_hurts_no_later_call(start, what):
     workers = start("Misbehaves")
     workers.open({(1, 0): {}, (1, 1): {}})
@@ -147,6 +157,7 @@ def test_what_a_tool_leaves_behind_hurts_no_later_call(start, what):
     assert not workers.invalid
 
 
+@pytest.mark.slow
 def test_one_that_ends_the_fork_server_each_time_is_invalid(start, monkeypatch):
     monkeypatch.setattr(isolation, "processes_can_be_contained", lambda: False)
     workers = start("Misbehaves")
@@ -162,6 +173,7 @@ def states_nothing(start, monkeypatch):
     return start("Misbehaves")
 
 
+@pytest.mark.slow
 def test_a_neighbour_that_cannot_be_played_again_begins_again(states_nothing):
     workers = states_nothing
     replies = misbehave(workers, "crash")
@@ -173,6 +185,7 @@ def test_a_neighbour_that_cannot_be_played_again_begins_again(states_nothing):
     assert [replies[1, i].messages[0]["content"] for i in (1, 2)] == ["6", "7"]
 
 
+@pytest.mark.slow
 def test_one_that_spoils_its_worker_each_time_is_not_drawn_for_ever(states_nothing):
     workers = states_nothing
     workers.open({(1, 0): {}})
@@ -188,6 +201,7 @@ def test_one_that_spoils_its_worker_each_time_is_not_drawn_for_ever(states_nothi
     assert workers.open({(2, 0): {"start": 4}}) == {(2, 0): "at 4"}
 
 
+@pytest.mark.slow
 def test_one_that_has_made_no_call_yet_does_not_begin_again(states_nothing):
     workers = states_nothing
     workers.open({(1, i): {"start": i} for i in range(2)})
@@ -196,6 +210,7 @@ def test_one_that_has_made_no_call_yet_does_not_begin_again(states_nothing):
 
 
 @pytest.mark.parametrize("ask", ["rewards", "snapshots"])
+@pytest.mark.slow
 def test_one_that_is_lost_before_its_end_is_known_has_a_reply_that_says_so(states_nothing, ask):
     workers = states_nothing
     workers.open({(1, i): {"start": i} for i in range(3)})
@@ -211,11 +226,13 @@ def test_one_that_is_lost_before_its_end_is_known_has_a_reply_that_says_so(state
     assert workers.rewards([(1, 1), (1, 2)]) == [8.0, 2.0]
 
 
+@pytest.mark.slow
 def test_a_class_states_whether_it_is_deterministic(start):
     assert start("Counter").deterministic({}) and not start("Forgetful").deterministic({})
     assert not start("Counter", tools=("environment_classes:connects",)).deterministic({})
 
 
+@pytest.mark.slow
 def test_a_class_that_is_not_deterministic_but_says_so_is_found_out(start):
     workers = start("Liar")
     workers.open({(1, 0): {}, (1, 1): {}})
@@ -226,6 +243,7 @@ def test_a_class_that_is_not_deterministic_but_says_so_is_found_out(start):
     assert all_replies(workers, 1)[1, 0].invalid == "replay"
 
 
+@pytest.mark.slow
 def test_calls_that_print_can_be_made_again(start):
     workers = start("Prints", max_tool_bytes=10_000)
     workers.open({(1, 0): {}})
@@ -237,6 +255,7 @@ def test_calls_that_print_can_be_made_again(start):
     assert reply.invalid is None and reply.messages[0]["content"] == "4"
 
 
+@pytest.mark.slow
 def test_what_resets_and_rewards_print_does_not_add_up(start):
     workers = start("PrintsAround", max_tool_bytes=10_000)
     episodes = [(1, i) for i in range(6)]
@@ -244,6 +263,7 @@ def test_what_resets_and_rewards_print_does_not_add_up(start):
     assert workers.rewards(episodes) == [1.0] * 6 and not workers.invalid
 
 
+@pytest.mark.slow
 def test_a_reset_or_a_reward_that_prints_without_end_makes_its_episode_invalid(start):
     workers = start("PrintsAround", max_tool_bytes=10_000)
     workers.open(
@@ -255,6 +275,7 @@ def test_a_reset_or_a_reward_that_prints_without_end_makes_its_episode_invalid(s
 
 
 @pytest.mark.parametrize("times", [1, instances.MOST_LOSSES])
+@pytest.mark.slow
 def test_what_a_worker_loses_is_done_again_a_few_times(start, monkeypatch, times):
     workers = start("Counter", seconds=20)
     workers.open({(1, 0): {"start": 3}})
@@ -274,6 +295,7 @@ def test_what_a_worker_loses_is_done_again_a_few_times(start, monkeypatch, times
     assert (reply.invalid, [m["content"] for m in reply.messages]) == ((None, ["7"]) if times == 1 else ("broken", []))
 
 
+@pytest.mark.slow
 def test_a_process_that_forks_stays_one(start):
     workers = start("Misbehaves")
     workers.open({(1, 0): {"start": 1}})
@@ -282,6 +304,7 @@ def test_a_process_that_forks_stays_one(start):
     assert workers.rewards([(1, 0)]) == [1.0]
 
 
+@pytest.mark.slow
 def test_rewards_get_copies_of_the_instances(start):
     workers = start("Misbehaves")
     workers.open({(1, i): {"start": i} for i in range(3)})
@@ -295,6 +318,7 @@ def test_rewards_get_copies_of_the_instances(start):
 
 
 @pytest.mark.parametrize("name", ["Unpicklable", "Wraps"])
+@pytest.mark.slow
 def test_an_instance_that_cannot_be_copied_is_an_error_that_names_it(start, name):
     workers = start(name)
     workers.open({(1, 0): {}})
@@ -310,12 +334,14 @@ def connect(workers):
 
 
 @pytest.mark.skipif(not isolation.network_can_be_cut(), reason="the system has no user namespaces")
+@pytest.mark.slow
 def test_tools_have_no_network_unless_they_are_given_it(start):
     tools = ("environment_classes:connects",)
     assert "Network is unreachable" in connect(start(tools=tools))
     assert connect(start(tools=tools, network=True)) == "connected"
 
 
+@pytest.mark.slow
 def test_where_the_network_cannot_be_taken_away_it_must_be_allowed(start, monkeypatch):
     monkeypatch.setattr(isolation, "network_can_be_cut", lambda: False)
     with pytest.raises(UserError, match="network=false.*\n.*environment.network: true"):
@@ -323,6 +349,7 @@ def test_where_the_network_cannot_be_taken_away_it_must_be_allowed(start, monkey
     start("Counter", network=True)
 
 
+@pytest.mark.slow
 def test_rows_choose_among_several(start):
     workers = start(choices={
         "sums": instances.EnvironmentChoice(name="environment_classes:WithOptions", options={"factor": 3}),
@@ -356,6 +383,7 @@ def test_an_environment_that_cannot_work_is_refused_at_once(start, settings, mat
         start(**settings)
 
 
+@pytest.mark.slow
 def test_rows_have_what_reset_needs(start):
     workers = start("NeedsBoard")
     with pytest.raises(UserError, match="asks for column 'board'; the data has question"):
@@ -375,17 +403,20 @@ def test_a_reset_that_always_fails_ends_the_run_with_its_last_line(start):
     ([{"role": "user", "content": "Go!"}], [{"role": "user", "content": "Go!"}]),
     ("half \ud83d", "half ?"),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_a_reset_gives_a_text_its_parts_or_messages(start, value, added):
     workers = start("Returns", options={"value": value})
     assert workers.open({(1, 0): {}}) == {(1, 0): added}
 
 
 @pytest.mark.parametrize("value", [7, ["a"], [{"type": "image"}], [{"role": "assistant", "content": "I"}]])
+@pytest.mark.slow
 def test_what_is_no_observation_is_refused(start, value):
     with pytest.raises(UserError, match="reset returned .*: give a text"):
         start("Returns", options={"value": value}).open({(1, 0): {}})
 
 
+@pytest.mark.slow
 def test_properties_are_not_read_and_a_method_of_two_names_is_one_tool(start):
     workers = start("Returns")
     assert [tool["function"]["name"] for tool in workers.tools[None]] == ["look"]
@@ -394,11 +425,13 @@ def test_properties_are_not_read_and_a_method_of_two_names_is_one_tool(start):
     assert all_replies(workers, 1)[1, 0].messages[0]["content"] == "nothing"
 
 
+@pytest.mark.slow
 def test_a_first_instance_may_take_longer_than_a_call(start):
     workers = start("SlowAtFirst", seconds=1, options={"pause": 4})
     assert workers.open({(1, 0): {}}) == {(1, 0): "at 0"}
 
 
+@pytest.mark.slow
 def test_a_first_instance_that_never_comes_is_said_and_ends_the_run(start, monkeypatch, caplog):
     monkeypatch.setattr(instances, "IMPORT_TIMEOUT_S", 1.0)
     monkeypatch.setattr(instances, "NOTICE_S", 0.2)
@@ -417,6 +450,7 @@ def test_a_first_instance_that_never_comes_is_said_and_ends_the_run(start, monke
     workers.close()
 
 
+@pytest.mark.slow
 def test_resets_that_all_take_too_long_end_the_run(start):
     with pytest.raises(UserError, match="all 2 episodes: .*environment.seconds=0.5.*\n.*environment.seconds"):
         start("SlowAtReset", seconds=0.5).open({(1, 0): {}, (1, 1): {}})

@@ -3,6 +3,7 @@
 import json
 
 import bucket
+import pytest
 import report_runs
 
 from grpojax.cli import main as cli
@@ -12,6 +13,7 @@ from grpojax.host import files
 proxy, place = bucket.proxy, bucket.place
 
 
+@pytest.mark.slow
 def test_runs_are_found_in_a_folder(place):
     for name in ("a", "b"):
         files.write_json(place / name / "config.json", {"rollout": {}, "train": {"steps": 2}})
@@ -21,6 +23,7 @@ def test_runs_are_found_in_a_folder(place):
     assert runs[0].done == 2
 
 
+@pytest.mark.slow
 def test_a_report_is_written_beside_its_run(place, proxy):
     bucket.record(f"{place}/a", 0, range(1, 3))
     files.write(f"{place}/a/config.json", json.dumps(report_runs.CONFIG | {"variant": {"name": "grpo"}}).encode())

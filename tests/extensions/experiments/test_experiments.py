@@ -93,6 +93,7 @@ def test_recipes_have_no_clip_but_for_the_first(file):
     assert recipes.load(file).optimizer.grad_clip == (1.0 if file.stem == "base" else 0.0)
 
 
+@pytest.mark.slow
 def test_the_registered_commands_run_all_arms_of_the_registered_comparisons():
     from configs.experiments import verdicts
 

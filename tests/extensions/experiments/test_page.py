@@ -72,10 +72,12 @@ def parsed(made):
     return Page(made[1])
 
 
+@pytest.mark.slow
 def test_every_element_is_closed_where_it_was_opened(parsed):
     assert parsed.open == [] and parsed.elements[0][0] == "html"
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched(made, parsed):
     text = made[1]
     assert not re.search(r"https?:|@import|url\(", text)
@@ -123,6 +125,7 @@ def test_nothing_of_a_run_becomes_markup(parsed):
     assert not [tag for tag, _ in parsed.elements if tag == "b"]
 
 
+@pytest.mark.slow
 def test_a_name_of_a_method_becomes_no_markup(tmp_path):
     report_runs.write_run(tmp_path / "a", "<i>&", 0, 0.5, data=report_runs.write_data(tmp_path / "data.jsonl"))
     text = page(report.build([tmp_path / "a"]))
@@ -144,6 +147,7 @@ def test_many_points_have_none(tmp_path):
         assert chart(report.build([path]).curves[0], ["grpo"], "steps", "x").count('class="dot"') == dots
 
 
+@pytest.mark.slow
 def test_the_same_runs_are_the_same_bytes(made):
     """Whatever the user's own style of charts is."""
     built = report.build([made[0] / "runs"])
@@ -153,6 +157,7 @@ def test_the_same_runs_are_the_same_bytes(made):
     assert again == (made[1], (made[0] / "out" / "page.png").read_bytes())
 
 
+@pytest.mark.slow
 def test_what_draws_and_writes_pages_is_loaded_for_a_page_alone():
     experiments = "grpojax.extensions.experiments"
     code = f"import sys, {experiments}.cli.report, {experiments}.report; print(*sys.modules)"
@@ -178,6 +183,7 @@ def test_a_page_without_any_numbers(tmp_path, capsys):
     assert "no step recorded" in text and "nothing is tested here" in text and (tmp_path / "a.png").exists()
 
 
+@pytest.mark.slow
 def test_a_name_with_dollars_is_no_formula(tmp_path):
     for i, column in enumerate(("$x^^$", "y")):
         run = report_runs.write_run(tmp_path / "runs" / str(i), "grpo", 0, 0.5, data=None)

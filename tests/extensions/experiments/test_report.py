@@ -474,6 +474,7 @@ def test_a_control_has_all_options_of_one(tmp_path):
         "a": "d", "b": "d", "c": None, "d": None, "e": None}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_verdicts_are_the_same_in_page_json_and_text(tmp_path):
     sweep_of_two(tmp_path, margin=0.05, seeds=tuple(range(8)))
     got = report.build([tmp_path])
@@ -488,6 +489,7 @@ def test_verdicts_are_the_same_in_page_json_and_text(tmp_path):
     assert {c.result.verdict for c in without.comparisons} == {"better", "worse"}  # and never equivalent
 
 
+@pytest.mark.slow
 def test_outside_of_the_family_differences_are_described(tmp_path):
     """Those with GRPO have no verdict then, and do not weigh on the others' p-values."""
     sweep_of_two(tmp_path, margin=0.05, seeds=tuple(range(8)))
@@ -531,6 +533,7 @@ def test_runs_that_a_sweep_has_not_started_are_counted(tmp_path):
     assert "grpo: 1 of its 4 runs have not been started" in report.build([tmp_path]).notes
 
 
+@pytest.mark.slow
 def test_every_learning_rate_that_was_tried_is_shown(tmp_path):
     sweep_of_two(tmp_path)
     lost = Failure(status=1, step=2, lines=("out",))
@@ -577,6 +580,7 @@ def with_episodes(path, variant, seed, *, invalid=0.0):
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.slow
 def test_episodes_are_shown_held_out_and_in_training(tmp_path):
     for name, seed, invalid in (("grpo", 0, 0.1), ("grpo", 1, 0.0), ("gspo", 0, 0.0)):
         with_episodes(tmp_path / "runs" / f"{name}_{seed}", name, seed, invalid=invalid)
@@ -603,6 +607,7 @@ def test_episodes_are_shown_held_out_and_in_training(tmp_path):
     assert json.loads(json.dumps(report.to_json(built)))["episodes"][0]["reasons"] == {"crash": 8}
 
 
+@pytest.mark.slow
 def test_a_report_without_episodes_has_nothing_of_them(built):
     text = page(built)
     assert not built.episodes and "episode" not in text.lower() and 'class="tool"' not in text

@@ -110,6 +110,7 @@ def attended(q, pk, pv, k, v, stacked, dtype="int8"):
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["branches", "loop"])
+@pytest.mark.slow
 def test_attention_is_that_of_the_rounded_numbers(stacked):
     q, *kv = numbers()
     got = attended(q, *kv, stacked)
@@ -119,6 +120,7 @@ def test_attention_is_that_of_the_rounded_numbers(stacked):
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["branches", "loop"])
+@pytest.mark.slow
 def test_how_far_it_is_off_is_bounded(stacked):
     """A score is off by half a scale times ``sum |q| / sqrt(d)`` at most, e: no weight by more than ``exp(2 e)`` to
     one, and a value by half a scale."""
@@ -200,6 +202,7 @@ def test_log_probs_are_those_that_tokens_were_drawn_with(decoder, slots, block, 
 @pytest.mark.parametrize(
     ("slots", "block", "compute"), [(3, None, Compute()), (2, 4, Compute()), (1, 3, TPU), (0, 11, TPU)], ids=str
 )
+@pytest.mark.slow
 def test_draws_do_not_depend_on_slots_blocks_or_platform(decoder, slots, block, compute):
     want = run(decoder, some_prompts(), EIGHT)
     got = run(decoder, some_prompts(), dataclasses.replace(EIGHT, decode_slots=slots), compute, block)

@@ -58,6 +58,7 @@ def test_half_a_scale_holds_where_the_scale_is_rounded_too():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
 def test_products_are_those_of_whole_numbers_and_scales(dtype):
     rng = np.random.default_rng(0)
     w = rng.standard_normal((13, 5)).astype(np.float32)
@@ -77,6 +78,7 @@ def test_products_are_those_of_whole_numbers_and_scales(dtype):
 
 
 @pytest.mark.parametrize("family", ["qwen2_untied", "llama"])
+@pytest.mark.slow
 def test_matrices_are_quantised_and_nothing_else(family):
     _, params = random_decoder(FAMILIES[family])
     made = state.make_reshard(FAMILIES[family], Compute(), "int8")(params)
@@ -92,6 +94,7 @@ def test_matrices_are_quantised_and_nothing_else(family):
     assert not found
 
 
+@pytest.mark.slow
 def test_on_a_mesh_the_same_numbers_lie_where_the_weights_would():
     _, params = random_decoder(CONFIG)
     mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))

@@ -210,6 +210,7 @@ def test_two_processes_that_are_stopped_go_on_with_the_rollout_in_flight(recipe,
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_what_is_drawn_for_a_filter_is_of_the_newest_weights(recipe, tmp_path):
     trainer = opened(load(recipe, tmp_path / "run", *KINDS["filter"]))
     made, plain = [], trainer.source.source.start
@@ -265,6 +266,7 @@ def test_an_update_a_step_moves_the_ratio_so_that_llds_acts(recipe, tmp_path):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_the_last_step_draws_nothing_ahead(recipe, tmp_path):
     trainer = opened(load(recipe, tmp_path / "run", "train.steps=2"))
     assert train(trainer)

@@ -116,6 +116,7 @@ def test_value_and_gradient_equal_those_of_a_plain_forward(name, frozen):
         np.testing.assert_allclose(a, b, atol=2e-5 * scale + 1e-9, rtol=1e-4, err_msg=jax.tree_util.keystr(path))
 
 
+@pytest.mark.slow
 def test_the_bias_follows_the_advantage():
     """Signs of a fixed batch: with the other sign of the loss all of them would be wrong."""
     batch = example(p=3, g=5)
@@ -187,6 +188,7 @@ def test_the_same_on_any_mesh(alone, sizes, microbatches):
     assert alone[1]["critic/loss"] > 0 and alone[1]["critic/grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_a_frozen_trunk_is_left_alone_and_the_head_learns():
     states, metrics, plain = train(None, frozen=True, updates=1)
     jax.tree.map(np.testing.assert_array_equal, plain["critic_trunk"], start(seed=1)[0])

@@ -110,6 +110,7 @@ def test_eight_devices_say_what_one_does(recipe, teacher, tmp_path):
     np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_other_vocabularies_and_fewer_positions_are_refused(recipe, tmp_path):
     def refused(said, *more, **changes):
         folder = make_teacher(recipe.parent, tmp_path / "teacher", **changes)

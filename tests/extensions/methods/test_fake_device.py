@@ -11,6 +11,7 @@ policy = fake_checks.policy
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_it_takes_and_gives_for_every_program_what_a_real_one_does(recipe, policy, tmp_path, case):
     config = recipes.load(recipe, [f"run.dir={tmp_path}", "rewards.0.name=tiny_run:parity", *CASES[case]])
     fake_checks.check_every(config, policy)

@@ -114,6 +114,7 @@ def test_scores_are_the_same_on_eight_devices(recipe, one, mesh, n, most):
     np.testing.assert_allclose(got.own, want.own, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_ragged_run_compiles_few_programs(one):
     """Twelve steps in which groups, lengths and distinct tokens differ: of three shapes all occur, and no other."""
     influences.influence_program.cache_clear()

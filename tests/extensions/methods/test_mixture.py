@@ -14,6 +14,7 @@ def folder(recipe, tmp_path_factory):
 
 
 @pytest.mark.parametrize("other", ["variant=ppo", "variant=xrpo", "rollout.overlap=0.5"])
+@pytest.mark.slow
 def test_what_reads_samples_otherwise_does_not_go_with_a_replay(recipe, folder, tmp_path, capsys, other):
     given = [f"run.dir={tmp_path}", f"model.path={folder}", "rollout.router_replay=true", other]
     assert cli.main(["train", str(recipe), *given]) == 2

@@ -246,6 +246,7 @@ def test_shares_that_are_none_or_do_not_divide_are_refused():
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_sizes_that_leave_nothing_and_another_share_on_resume_are_refused(recipe, tmp_path):
     with pytest.raises(UserError, match="overlap=0.02 of the 32 samples of a batch shard is less than one"):
         opened(load(recipe, tmp_path / "none", "rollout.overlap=0.02"))
@@ -325,6 +326,7 @@ def some_groups():
     return of_two, partial.among(of_two, which, of_three), which
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_the_whole_groups():
     of_two, of_three, _ = some_groups()
     want, got = step_metrics.of_drawn([of_two], "acc"), step_metrics.of_drawn([of_three], "acc")

@@ -49,6 +49,7 @@ def test_one_step_is_the_outcomes_advantage(recipe, tmp_path):
     assert (mixed.total == whole.total).all() and (mixed.reward == 2 * whole.reward).all()
 
 
+@pytest.mark.slow
 def test_steps_are_suffix_sums(recipe, tmp_path):
     judged, mask, got = advantages(recipe, tmp_path / "run", "[{name: 'tiny_run:steps', weight: 0.5}]")
     tokens, lengths = judged.rollout.tokens, judged.rollout.lengths
@@ -68,6 +69,7 @@ def test_it_trains_and_a_filter_merges_it(recipe, tmp_path):
     assert len(lines) == 2 and max(line["grad_norm"] for line in lines) > 0
 
 
+@pytest.mark.slow
 def test_the_one_that_comes_along_runs(recipe, tmp_path):
     rewards = "[{name: equations, options: {separator: ' '}}, {name: 'reward_functions:ends_of_pieces', pieces: true}]"
     judged, _, _ = advantages(recipe, tmp_path / "run", rewards)

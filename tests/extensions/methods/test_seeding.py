@@ -97,6 +97,7 @@ def first_lengths(rollout, problems):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_without_solved_problems_nothing_is_seeded(seeded, monkeypatch):
     source = seeded.source
     monkeypatch.setattr(source._exemplars, "_pool", {})
@@ -106,6 +107,7 @@ def test_without_solved_problems_nothing_is_seeded(seeded, monkeypatch):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_exemplars_that_never_fit_are_told(seeded, monkeypatch, caplog):
     source = seeded.source
     monkeypatch.setattr(source._exemplars, "_longest", 10)

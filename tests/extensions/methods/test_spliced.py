@@ -195,6 +195,7 @@ def test_what_the_sampler_would_have_to_know_is_refused(recipe, tmp_path, option
     config.load(recipe, [f"run.dir={tmp_path}", f"variant={SPLICED | options | {'train_on': 'sampled'}}"])
 
 
+@pytest.mark.slow
 def test_samples_that_were_not_replaced_are_refused(recipe, tmp_path):
     """As by a command that brings its own samples."""
     trainer = trainer_of(recipe, tmp_path, SPLICED)

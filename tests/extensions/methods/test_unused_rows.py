@@ -2,6 +2,7 @@
 
 import flat_batches
 import numpy as np
+import pytest
 import unused_rows
 from plain_decoder import ragged_batch
 from unused_rows import TOKENS
@@ -12,6 +13,7 @@ from grpojax.models import Compute
 models = unused_rows.models
 
 
+@pytest.mark.slow
 def test_influence_of_tokens_is_that_without_the_rows(models):
     """An entry without a token adds nothing."""
     batch = ragged_batch(np.random.default_rng(3), p=1, vocab=TOKENS)

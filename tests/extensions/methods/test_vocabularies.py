@@ -1,6 +1,7 @@
 """A critic's tokenizer with ids beyond its embedding."""
 
 import beyond_vocabulary
+import pytest
 from refusals import RECIPE, check_said
 from tiny_run import make_teacher
 
@@ -9,6 +10,7 @@ from grpojax.cli import main as cli
 folder = beyond_vocabulary.folder
 
 
+@pytest.mark.slow
 def test_a_critic_reads_every_token_of_the_policy(folder, tmp_path, capsys):
     """The policy has a row for each of the tokens that both tokenizers have, and the critic has not."""
     sizes = dict(vocab_size=512, hidden_size=8, intermediate_size=8, head_dim=4)

@@ -74,6 +74,7 @@ def test_values_and_gradients_equal_a_loop_over_experts(tokens, renormalised):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4), out(ours(apply)), want)
 
 
+@pytest.mark.slow
 def test_experts_in_eight_bits_are_the_rounded_experts():
     weights = some_weights()
     h = jnp.asarray(np.random.default_rng(1).standard_normal((11, 6)), jnp.float32)
@@ -90,6 +91,7 @@ def test_more_experts_than_there_are_cannot_be_chosen():
         Experts(count=2, chosen=3, size=7)
 
 
+@pytest.mark.slow
 def test_in_sixteen_bits_the_router_stays_in_float32():
     """For the rollout, in eight bits too, and in a reference's copy."""
     _, params = random_decoder(SHARED)
@@ -141,6 +143,7 @@ def test_eight_devices_equal_one_in_either_form(config):
         np.testing.assert_allclose(a, b, atol=2e-5 * scale, rtol=1e-4, err_msg=jax.tree_util.keystr(path))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_mesh_opens_on_another(tmp_path):
     _, params = random_decoder(EIGHT)
     meshes = [sharding.make_mesh(m) for m in (ON_SHARDS, MESH, sharding.MeshConfig(fsdp=1, expert=8))]
@@ -220,6 +223,7 @@ def test_a_replay_of_the_trainers_own_choices_changes_no_bit(config):
     jax.tree.map(np.testing.assert_array_equal, got[1], want[1])
 
 
+@pytest.mark.slow
 def test_each_token_of_a_row_gets_its_own_choices():
     """Other choices change the scores; a batch in another order of samples gives each sample the same scores, in
     blocks that follow a reading of prompts too, and on a mesh."""
@@ -362,6 +366,7 @@ def test_greedy_text_equals_transformers(tmp_path, name):
         assert want[0, n:].tolist() == np.asarray(out.tokens)[p, 0].tolist()
 
 
+@pytest.mark.slow
 def test_the_load_of_packed_completions_equals_a_loop_over_them():
     """Two completions and padding in one row, one in another; a row of padding weighs nothing."""
     rng = np.random.default_rng(0)

@@ -5,6 +5,7 @@ import dataclasses
 import flat_batches
 import jax
 import numpy as np
+import pytest
 from plain_decoder import MIXTURE, ragged_batch, random_decoder
 
 from grpojax import losses, sharding
@@ -24,6 +25,7 @@ MESH = sharding.MeshConfig(data=2, fsdp=2, tensor=2)
 EIGHT = dataclasses.replace(MIXTURE, mlp=Experts(count=8, chosen=2, size=14))
 
 
+@pytest.mark.slow
 def test_gradients_of_experts_are_scattered_and_those_of_tokens_summed_once_a_token():
     """No shard gets the whole gradient of its experts. The shards of ``tensor`` add up ``[N, D]``, not ``[N k, D]``."""
     config = dataclasses.replace(MIXTURE, mlp=Experts(count=8, chosen=4, size=32))
@@ -45,6 +47,7 @@ def test_gradients_of_experts_are_scattered_and_those_of_tokens_summed_once_a_to
     assert summed(2) < part and summed(1) < 4 * tokens
 
 
+@pytest.mark.slow
 def test_an_update_never_gathers_experts_over_their_own_axis():
     """It keeps each expert, its gradient and its moments where they are. Tokens move."""
     config = dataclasses.replace(EIGHT, mlp=Experts(count=8, chosen=2, size=128))

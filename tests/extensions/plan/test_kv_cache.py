@@ -19,6 +19,7 @@ from grpojax.programs import kv_cache
 from grpojax.programs.sampler_config import SamplerConfig
 
 
+@pytest.mark.slow
 def test_a_token_reads_weights_prompts_and_live_blocks():
     """From the compiled HLO; in float32, twice the bytes of the formula."""
     config = SamplerConfig(group=8, max_tokens=256, decode_slots=4)

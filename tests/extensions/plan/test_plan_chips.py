@@ -57,6 +57,7 @@ def test_a_topology_that_is_none_is_told(topology, slices, said):
         plan_chips.parse(topology, slices)
 
 
+@pytest.mark.slow
 def test_a_gpu_is_planned_by_its_sheet(capsys):
     command = ["plan", str(GSM8K), "--topology", "l4:1", "train.microbatches=32"]
     assert cli.main(command) == 0
@@ -67,6 +68,7 @@ def test_a_gpu_is_planned_by_its_sheet(capsys):
     assert "all numbers are for a model with 3 layers" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_exits_with_1_and_names_the_largest(capsys):
     assert cli.main(["plan", str(GSM8K), "model.path=Qwen2.5-3B-Instruct", "--topology", "rtx4090:1"]) == 1
     out = capsys.readouterr().out
@@ -76,6 +78,7 @@ def test_what_does_not_fit_exits_with_1_and_names_the_largest(capsys):
     assert "optimiser 22.99" in out  # two float32 moments of 3.09 billion weights
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_names_a_mesh_that_does(capsys):
     eight = ["model.path=Qwen3-8B", "model.adapter.rank=32", "--topology", "l4:4"]
     assert cli.main(["plan", str(GSM8K), *eight]) == 1
@@ -84,6 +87,7 @@ def test_what_does_not_fit_names_a_mesh_that_does(capsys):
     assert cli.main(["plan", str(GSM8K), *eight, *settings[1].split()]) == 0
 
 
+@pytest.mark.slow
 def test_what_a_compiler_refuses_gets_a_split_that_needs_less_by_shapes(monkeypatch, capsys):
     """By shapes the recipe's own mesh would fit."""
     asked = []
@@ -118,11 +122,13 @@ def test_a_shape_that_nobody_published_is_told(capsys):
         (["rollout.prompts=20"], "20 prompts of a batch"),
     ],
 )
+@pytest.mark.slow
 def test_what_no_data_sheet_knows_or_does_not_divide_is_told(capsys, more, said):
     assert cli.main(["plan", str(GSM8K), "--topology", "h100:8", *more]) == 2
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_variant_with_entropies_scores_with_them():
     config = load("variant=gtpo", "rollout.prompts=32")
     plain = load("variant={name: grpo, kl_coef: 0.1}", "rollout.prompts=32")

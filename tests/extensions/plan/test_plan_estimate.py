@@ -29,6 +29,7 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.slow
 def test_memory_is_about_the_compilers(name):
     """And the bytes that have to be moved are not many more than those that the compiled program moves."""
     topology, programs = COMPILED[name]
@@ -78,6 +79,7 @@ def test_an_update_with_experts_on_shards_of_their_own_is_as_the_compilers():
 
 
 @pytest.mark.parametrize("chips", ["v5e:1x1", "h100:4"])
+@pytest.mark.slow
 def test_rounds_of_episodes_draw_what_one_rollout_does_and_read_answers(chips):
     """Four turns of 128 tokens, 512 in all; the caches hold all of them in every round."""
     recipe, target = PODS / "v5e-1_qwen2.5-0.5b.yaml", plan_chips.parse(chips)
@@ -116,6 +118,7 @@ def test_what_is_kept_is_counted_to_the_byte():
     assert "reference" not in plan_estimate.of_recipe(free, target).programs[0].consumers
 
 
+@pytest.mark.slow
 def test_of_adapters_the_base_is_kept_once_and_only_factors_have_moments():
     config = recipes.load(PODS / "v5e-1_qwen2.5-0.5b.yaml", ["model.adapter.rank=16"])
     target, c = plan_chips.parse("v5e:1x1"), SHAPES["qwen2.5-0.5b"]
@@ -131,6 +134,7 @@ def test_of_adapters_the_base_is_kept_once_and_only_factors_have_moments():
     assert c.num_layers == 24
 
 
+@pytest.mark.slow
 def test_what_is_not_merged_is_not_held_twice():
     """A rollout reads the base, and in eight bits that is half of what it reads in sixteen."""
     more = ["model.adapter.rank=16", "model.adapter.merged=false"]
@@ -147,6 +151,7 @@ def test_what_is_not_merged_is_not_held_twice():
         plan_estimate.of_recipe(config, plan_chips.parse("v5e:2x4"))
 
 
+@pytest.mark.slow
 def test_keys_and_values_of_eight_bits_take_a_byte_and_a_scale_a_head():
     """And a GPU, whose kernels read floats, is refused."""
     eight = ["rollout.cache_dtype=int8", "variant.importance=truncate"]

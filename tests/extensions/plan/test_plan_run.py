@@ -39,6 +39,7 @@ def load(recipe, tmp_path, *more):
         ),
     ],
 )
+@pytest.mark.slow
 def test_what_a_step_runs_is_what_its_variant_needs(recipe, tmp_path, more, expected):
     counts = {name: call.times for name, call in a_step(load(recipe, tmp_path, "model.dtype=bfloat16", *more)).items()}
     assert counts == expected | {"reshard": 1, "rollout": 1}
@@ -102,6 +103,7 @@ def test_a_run_by_tokens_has_as_many_steps_as_they_are_at_the_longest(recipe, tm
     assert plan_run.bound(config, STEP, [], chips=1).steps == math.ceil(1001 / each)
 
 
+@pytest.mark.slow
 def test_steps_in_which_a_critic_learns_by_itself_are_left_out(recipe, tmp_path):
     """They take less than the others, and what a run takes at least must not be more than it takes."""
     critic = ["variant=ppo", "critic.warmup_steps=3", "train.steps=10", "train.minibatches=2"]

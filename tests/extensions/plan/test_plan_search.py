@@ -18,6 +18,7 @@ def load(*overrides, recipe="gsm8k_lora.yaml"):
     return recipes.load(CONFIGS / recipe, overrides)
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_gets_a_mesh_with_which_it_does():
     model, target = "model.path=Qwen2.5-7B-Instruct", plan_chips.parse("v5e-8")
     assert not plan_estimate.of_recipe(load(model), target).fits
@@ -28,6 +29,7 @@ def test_a_run_that_does_not_fit_gets_a_mesh_with_which_it_does():
     assert found.needs == max(p.total + p.resident for p in again.programs) <= found.largest.room
 
 
+@pytest.mark.slow
 def test_a_split_may_have_to_need_less_than_another():
     """Where the compiler says that the recipe's own needs more than by shapes."""
     config, target = load("model.path=Qwen2.5-0.5B"), plan_chips.parse("v5e-8")
@@ -45,6 +47,7 @@ def test_micro_batches_keep_a_chip_busy(device):
     assert 32 * (512 + 8 * 512) / found.split.fsdp / found.split.microbatches >= plan_search.LEAST
 
 
+@pytest.mark.slow
 def test_micro_batches_are_smaller_only_where_they_have_to_be():
     eight = ["model.adapter.base=int8", "rollout.weights=int8", "rollout.uncorrected=true"]
     config = load("model.path=Qwen2.5-7B-Instruct", *eight, "rollout.prompts=8", "model.remat=none")
@@ -56,6 +59,7 @@ def test_micro_batches_are_smaller_only_where_they_have_to_be():
     assert not plan_estimate.of_recipe(config, target, split=fewer).fits
 
 
+@pytest.mark.slow
 def test_what_fits_nowhere_lacks_as_little_as_it_can():
     config, target = load("model.path=Qwen2.5-72B-Instruct"), plan_chips.parse("v5e-8")
     found = plan_search.best(config, target)
@@ -79,6 +83,7 @@ def test_what_fits_nowhere_lacks_as_little_as_it_can():
         ("t4", ("model.path=Qwen2.5-72B",), []),
     ],
 )
+@pytest.mark.slow
 def test_what_fits_with_no_split_gets_settings_with_which_it_does(device, overrides, names):
     target = plan_chips.parse(device)
     assert not plan_search.best(load(*overrides), target).fits
@@ -95,6 +100,7 @@ def test_sizes_that_divide_over_no_mesh_are_refused():
 
 
 @pytest.mark.parametrize("device", ["l4", "v5e-8"])
+@pytest.mark.slow
 def test_the_longest_completion_fits_and_a_longer_one_does_not(device):
     target = plan_chips.parse(device)
     found = plan_search.longest(load(recipe="gsm8k_qwen2.5_0.5b.yaml"), target)

@@ -20,6 +20,7 @@ def load(*overrides, recipe="gsm8k_qwen2.5_0.5b.yaml"):
     return recipes.load(CONFIGS / recipe, overrides)
 
 
+@pytest.mark.slow
 def test_every_model_is_planned_in_every_way_on_every_device():
     models, devices = ["Qwen2.5-7B-Instruct", "SmolLM2-135M"], ["v5e-8", "h100"]
     found = plan_table.cells(load(), models, devices)
@@ -39,6 +40,7 @@ def test_every_model_is_planned_in_every_way_on_every_device():
     assert not by_name[models[0], "full", "v5e-8"].fits and by_name[models[0], "LoRA", "v5e-8"].fits
 
 
+@pytest.mark.slow
 def test_an_adapter_of_the_recipe_is_kept():
     wide, narrow = (plan_table.cells(load(f"model.adapter.rank={rank}"), ["Qwen3-8B"], ["h100:8"]) for rank in (512, 8))
     assert wide[0] == narrow[0] and wide[1].needs > narrow[1].needs and wide[2].needs > narrow[2].needs
@@ -49,6 +51,7 @@ def test_a_step_is_bound_by_what_binds_most_of_its_seconds():
     assert plan_table._bound_by(RunBound(phases=phases, steps=1, chips=1)) == "compute"
 
 
+@pytest.mark.slow
 def test_what_has_no_plan_says_why():
     cells = plan_table.cells(load("variant=ppo"), ["Qwen3-8B"], ["h100"])
     assert len(cells) == 3 and all("runs critic" in cell.refused and not cell.fits for cell in cells)
@@ -58,6 +61,7 @@ def test_what_has_no_plan_says_why():
     assert row["device"] == "h100" and row["fits"] is False and row["needs"] is row["step_s"] is None
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_for_each(capsys):
     command = ["plan", GSM8K, "--models", "Qwen2.5-7B,Qwen3-0.6B", "--devices", "v5e-8,rtx4090"]
     assert cli.main(command) == 0
@@ -71,6 +75,7 @@ def test_the_command_prints_a_line_for_each(capsys):
     assert rows[0]["missing"] == pytest.approx(5.0, abs=0.05) and rows[2]["tensor"] == 4
 
 
+@pytest.mark.slow
 def test_a_table_in_markdown_has_models_down_and_devices_across():
     made = plan_table.markdown(plan_table.cells(load(), ["Qwen2.5-7B", "Qwen3-0.6B"], ["v5e-8", "rtx4090"]))
     first, *rows = made.split("\n\n")[1].splitlines()
@@ -97,6 +102,7 @@ def test_a_table_that_cannot_be_made_is_refused(capsys, more, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_all_is_every_published_model(capsys):
     assert cli.main(["plan", GSM8K, "--models", "all", "--devices", "v5p-8", "--json"]) == 0
     assert {row["model"] for row in json.loads(capsys.readouterr().out)} == SHAPES.keys()

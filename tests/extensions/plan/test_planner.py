@@ -248,6 +248,7 @@ def test_a_plan_refuses_the_adapters_that_a_run_refuses(laid_out, said):
     ],
     ids=["frozen", "trained"],
 )
+@pytest.mark.slow
 def test_a_critic_is_in_the_programs_and_the_memory(critic, read, own):
     (alone, without), (calls, state) = calls_with(), calls_with(*critic)
     floats = [sum(x.dtype == np.float32 for x in jax.tree.leaves(c["update"].args[2])) for c in (alone, calls)]
@@ -276,6 +277,7 @@ def test_a_critic_is_in_the_programs_and_the_memory(critic, read, own):
         ("{name: grpo, kl_coef: 0.1}", ["train.reference_every=3"], ["rollout", "reference refresh"]),
     ],
 )
+@pytest.mark.slow
 def test_a_variants_own_programs_are_those_that_its_run_calls(variant, more, names):
     """By name; `tests/run/test_run_calls.py` has the shapes."""
     calls, _ = calls_with(
@@ -287,6 +289,7 @@ def test_a_variants_own_programs_are_those_that_its_run_calls(variant, more, nam
         calls[name].program.trace(*calls[name].args)
 
 
+@pytest.mark.slow
 def test_what_reads_rows_of_minibatches_is_there_for_both_of_their_sizes():
     """Of the rows of a whole batch, and of the smaller ones of a ragged one; what a step never runs is not there."""
     given = ["variant={name: ppo, kl_coef: 0.1}", "critic.warmup_steps=1"]
@@ -311,11 +314,13 @@ def test_what_reads_rows_of_minibatches_is_there_for_both_of_their_sizes():
     )
 
 
+@pytest.mark.slow
 def test_true_answers_are_planned_whatever_reward_a_failure_has():
     calls, _ = calls_with("variant={name: gt_likelihood, fail_reward: -1.0}")
     assert calls["true answers"].times == 1  # eight groups, one on each device
 
 
+@pytest.mark.slow
 def test_an_update_of_few_samples_that_teach_has_rows_of_its_own():
     """Although all samples of the step are as short."""
     for more in ([], ["train.skip_zero_advantage=true"]):
@@ -331,6 +336,7 @@ def test_a_teacher_is_in_the_programs_and_the_memory():
     calls["teacher"].program.trace(*calls["teacher"].args)
 
 
+@pytest.mark.slow
 def test_a_supervised_recipe_has_its_update_and_scores():
     from grpojax.extensions.supervised import dry_supervised
 
@@ -380,6 +386,7 @@ def test_a_supervised_recipe_without_its_command(capsys):
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_unknown_topology_is_a_users_error():
     done = tpu_compiler.run(MESH, "v5e:3x5x7")
     assert "UserError: no TPU topology 'v5e:3x5x7'" in done.stderr
@@ -408,6 +415,7 @@ def test_the_data_axis_goes_across_slices():
     assert done.stdout.strip().endswith("[[0, 0, 0, 0], [1, 1, 1, 1]]")
 
 
+@pytest.mark.slow
 def test_compiled_update_holds_no_logits():
     """Compiled for the CPU, the temporaries of an update are smaller than its float32 logits."""
     config = dataclasses.replace(CONFIG, vocab_size=65536, hidden_size=32, intermediate_size=32, head_dim=8)
@@ -503,6 +511,7 @@ def test_table_tells_sizes_and_traffic():
     assert lines[-1].startswith("at least s of ragged programs is of one iteration")
 
 
+@pytest.mark.slow
 def test_the_batch_is_the_trainers():
     """Fewer prompts than shards: each stands in several, with its part of the group; minibatches take a share."""
 
@@ -530,6 +539,7 @@ def test_the_batch_is_the_trainers():
         batch(15, "train.minibatches=3")
 
 
+@pytest.mark.slow
 def test_the_flops_of_a_program():
     """Two layers by hand: a step's matrix products, and what decoding reads of weights, keys and values."""
     c = CONFIG

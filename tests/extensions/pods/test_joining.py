@@ -179,6 +179,7 @@ def test_the_server_is_asked_directly(monkeypatch):
         assert joining.ask("nothing") is None and asked[3:] == ["nothing"]
 
 
+@pytest.mark.slow
 def test_a_server_that_stumbles_is_asked_again(monkeypatch):
     with serving({"a": "1"}, first=[503, 429]) as (address, asked):
         monkeypatch.setenv("GCE_METADATA_IP", address)
@@ -189,6 +190,7 @@ def test_a_server_that_stumbles_is_asked_again(monkeypatch):
             joining.ask("a")
 
 
+@pytest.mark.slow
 def test_no_server_costs_no_time(monkeypatch):
     with socket.socket() as s:  # bound, and nobody listens
         s.bind(("127.0.0.1", 0))
@@ -255,6 +257,7 @@ def free_port():
         return str(s.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_hosts_of_a_plain_slice_join():
     hosts, port = "x:y:127.0.0.1,x:y:127.0.0.1", free_port()
     with serving(worker(0, hosts, "1,1,2")) as (a, _), serving(worker(1, hosts, "1,1,2")) as (b, _):
@@ -262,6 +265,7 @@ def test_hosts_of_a_plain_slice_join():
     assert said == ["0 2 ['0', '1']", "1 2 ['0', '1']"]
 
 
+@pytest.mark.slow
 def test_who_waits_in_vain_says_so():
     (said,) = start(runs.together(2)[1] | {"JOIN_S": "0.5"})
     assert said.startswith("process 1 of 2 (by JAX_NUM_PROCESSES) waited 0.5 s for the others at localhost:")

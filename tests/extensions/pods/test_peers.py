@@ -95,6 +95,7 @@ def play(how, who, count=3):
     return said, [process.returncode for process in group], max(ended.values()) - min(ended.values())
 
 
+@pytest.mark.slow
 def test_an_exception_ends_all_with_its_words():
     said, status, seconds = play("raises", 0)  # the first is the one that carries the service
     assert status == [1, 1, 1] and seconds < 60

@@ -80,6 +80,7 @@ def test_sample_and_bench_by_two_processes(recipe, tmp_path):
     assert any("matmul rate" in line for line in timed) and json.loads((tmp_path / "f").read_text())["devices"] == 4
 
 
+@pytest.mark.slow
 def test_all_take_what_is_the_newest_to_the_first(trained, tmp_path, monkeypatch):
     """Here by a process that sees step 2, of a run that has saved step 1 when the first one looks."""
     taken = []

@@ -120,6 +120,7 @@ def test_where_programs_cannot_be_closed_off_they_must_be_allowed(monkeypatch):
 
 
 @needs_namespaces
+@pytest.mark.slow
 def test_a_program_that_hangs_is_ended_with_what_it_started():
     code = "import os, time\nprint('before', flush=True)\nif os.fork() == 0: os.setsid()\ntime.sleep(60)"
     assert Python(seconds=4.0).python(code) == "before\n\n[ended after 4 s]"
@@ -143,6 +144,7 @@ def wait_for(condition, seconds=60):
 
 @needs_namespaces
 @pytest.mark.parametrize(("sent", "seconds"), [(signal.SIGKILL, 300), (signal.SIGSTOP, 6)])
+@pytest.mark.slow
 def test_a_program_does_not_outlive_its_worker_or_its_time(tmp_path, sent, seconds):
     (tmp_path / "file").touch()
     program = f"import fcntl, time\nfile = open({str(tmp_path / 'file')!r})\nfcntl.flock(file, 2)\ntime.sleep(300)"
@@ -245,6 +247,7 @@ def test_games_are_the_same_each_time_whatever_runs_besides():
     assert mixed == expected
 
 
+@pytest.mark.slow
 def test_a_problem_with_several_attempts():
     pytest.importorskip("reasoning_gym", reason=EXTRA)
     from grpojax.extensions.problems.reasoning_gym import Attempts, rows

@@ -20,6 +20,7 @@ def source(family, weight=1.0, **options):
     return SourceConfig(path=f"reasoning_gym:{family}", weight=weight, options=options)
 
 
+@pytest.mark.slow
 def test_a_mixture_of_families_is_loaded_and_scored():
     """The package's own scores: a right answer among other text is worth its share of the characters."""
     sums = source("chain_sum", 3.0, size=5, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
@@ -63,6 +64,7 @@ def test_a_family_without_gold_answers():
 
 
 @pytest.mark.parametrize(("family", "text"), [("prime_factorization", "7 8"), ("game_of_life", "{}")])
+@pytest.mark.slow
 def test_an_answer_that_its_family_cannot_parse_is_wrong(family, text):
     (problem,) = load(source(family, size=1), max_prompt_tokens=9000)
     task = problem.columns["task"]
@@ -101,10 +103,12 @@ def test_a_row_of_another_source_is_no_sample():
     ("chain_sum", {"size": 0}, "size=0: must be an integer from 1 to 1000000"),
     ("chain_sum", {"min_terms": datetime.date(2025, 1, 2)}, "an option is no plain value: "),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_what_is_refused(family, options, message):
     assert f"reasoning_gym:{family}: {message}" in refusal(source(family, **options))
 
 
+@pytest.mark.slow
 def test_settings_of_other_sources():
     with pytest.raises(UserError, match="options=.* are for generated problems"):
         SourceConfig(path="train.jsonl", options={"size": 3})

@@ -45,6 +45,7 @@ def exported(finished, file, capsys, *options):
     return [json.loads(line) for line in file.read_text().splitlines()], said
 
 
+@pytest.mark.slow
 def test_traces_are_the_right_samples_with_what_was_asked(finished, tmp_path, capsys):
     rows, said = exported(finished, tmp_path / "out" / "traces.jsonl", capsys)
     samples = {(n, s["uid"], s["sample"]): s for n in (1, 2) for s in read_samples(finished, n)[1]}
@@ -73,6 +74,7 @@ def test_traces_are_the_right_samples_with_what_was_asked(finished, tmp_path, ca
     (["train.steps=3"], "override 'train.steps=3' has no effect on traces"),
     (["data.train=nowhere.jsonl"], "data file 'nowhere.jsonl' does not exist"),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_mistakes_are_told(finished, tmp_path, capsys, options, message):
     assert cli.main(["traces", str(finished), "--to", str(tmp_path / "t.jsonl"), *options]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "t.jsonl").exists()

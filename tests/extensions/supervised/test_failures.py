@@ -17,6 +17,7 @@ def run_of(recipe, tmp_path):
     return lambda: finetune.open_finetune(finetune_recipe.load_sft(answers["sft"], given), jax.devices()[:1])
 
 
+@pytest.mark.slow
 def test_the_first_writes_anew_what_all_have_read(run_of, monkeypatch):
     """Of a run that goes on: in a bucket the first takes objects away that another process has listed."""
     check_first_writes(run_of, monkeypatch, ["read_metrics"])

@@ -59,6 +59,7 @@ def unbroken_fake(recipes, tmp_path_factory):
 
 
 @KINDS
+@pytest.mark.slow
 def test_a_run_learns_and_says_so(unbroken, kind):
     lines = numbers(unbroken / kind)
     updates = [line for line in lines if "loss" in line]
@@ -76,6 +77,7 @@ def test_a_run_learns_and_says_so(unbroken, kind):
     saved.close()
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_the_reference_has_no_margin(unbroken):
     """Log 2 before the first update, in the update and on held-out pairs: reference and policy are scored alike."""
     lines = numbers(unbroken / "dpo")
@@ -88,6 +90,7 @@ def test_a_policy_that_is_the_reference_has_no_margin(unbroken):
 
 @KINDS
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken_fake, tmp_path, monkeypatch, kind):
     """It dies in step 6, after the save of step 4, with an update in flight; then it is started again."""
     plain, calls = teaching.to_batch, []
@@ -144,6 +147,7 @@ def test_a_reference_is_of_its_weights_and_answers(tmp_path):
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_a_stop_in_an_evaluation_or_the_test_drops_it_and_it_is_made_up_for(recipes, unbroken_fake, tmp_path):
     def stop():
         raise control.Stopped
@@ -261,6 +265,7 @@ def test_answers_of_tools_are_read_and_not_learned(recipes, tmp_path):
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.slow
 def test_gradients_that_are_not_finite_stop_the_run_and_cost_nothing(recipes, tmp_path, ahead):
     """With an update ahead, the one after the last that is allowed is on the device by then: it is recorded too."""
     overrides = ("optimizer.learning_rate=1e30", "train.max_skipped=2", "train.eval_every=0")

@@ -121,6 +121,7 @@ def test_the_update_is_the_gradient_of_the_plain_cross_entropy(whole):
     same(jax.tree.map(np.subtract, params, gradient), after, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_update_is_the_gradient_of_dpo_written_out(whole):
     batch, reference, weights = pairs()
     graph, params = random_decoder(CONFIG)
@@ -148,6 +149,7 @@ def test_the_update_is_the_gradient_of_dpo_written_out(whole):
     assert 0 < metrics["rewards/accuracies"] < 1
 
 
+@pytest.mark.slow
 def test_the_loss_and_its_gradient_are_transformers(tmp_path):
     """The prompt's labels are masked, and one update has completions of several prompts in shared rows."""
     from with_torch import torch

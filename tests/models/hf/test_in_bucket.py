@@ -102,6 +102,7 @@ def test_an_export_takes_what_it_needs_from_a_bucket(folders, tmp_path):
     assert_same_tokenizer(models.load_tokenizer(tmp_path / "out"), models.load_tokenizer(local))
 
 
+@pytest.mark.slow
 def test_an_export_is_done_where_the_answer_to_its_last_request_is_lost(folders, proxy):
     """That request removes its mark. Asked again, the bucket has none, and that was an error once."""
     proxy.only, proxy.faults = "DELETE", iter(["torn"])
@@ -113,6 +114,7 @@ def test_an_export_is_done_where_the_answer_to_its_last_request_is_lost(folders,
     assert_same_weights(models.load(f"{bucket.URL}/exported"), models.load(folders[0]))
 
 
+@pytest.mark.slow
 def test_a_fault_that_passes_costs_nothing(folders, proxy):
     proxy.faults, met = iter([503, 429, "torn"]), proxy.met
     assert_same_weights(models.load(folders[1]), models.load(folders[0]))
@@ -147,6 +149,7 @@ CUT = {
 
 
 @pytest.mark.parametrize("name", CUT)
+@pytest.mark.slow
 def test_a_damaged_folder_is_told(folders, name):
     change, message = CUT[name]
     with pytest.raises(UserError, match=f"{bucket.URL}/{name}.*{message}"):

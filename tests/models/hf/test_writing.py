@@ -17,6 +17,7 @@ from grpojax.models.hf import writing
 
 
 @pytest.mark.parametrize("name", tiny_hf.MODELS)
+@pytest.mark.slow
 def test_a_model_scores_as_transformers_does_and_comes_back_unchanged(tmp_path, name):
     made = tiny_hf.save(tmp_path / "in", name)
     model = models.load(tmp_path / "in")
