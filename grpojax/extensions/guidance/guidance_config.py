@@ -22,7 +22,8 @@ class GuidanceConfig:
       share: most groups of a rollout that are guided, as a share of all.
       target: share of a guided group's samples that should pass. The prefix of each prompt gets longer while fewer do,
         and shorter while more do.
-      start: length of a prompt's first prefix, as a share of the solution.
+      start: length of the first prefixes, as a share of the solution. Later prompts begin with a running mean of the
+        lengths that others have by then.
       step: how fast the length follows: it changes by ``step * (target - passed)`` of the solution after each group.
       success: a sample passes if its reward is at least this; None is for rewards of 0 and 1.
     """

@@ -8,6 +8,8 @@ from typing import Any
 from grpojax.data import Problem
 from grpojax.extensions.guidance.guidance_config import GuidanceConfig
 
+MEMORY = 0.1  # weight of the newest group in the length that a prompt's first prefix has
+
 
 class Guide:
     """The prompts that failed as a whole, each with the length of its prefix.
@@ -36,6 +38,7 @@ class Guide:
         state = state or {}
         # By uid, as a share of the solution. The prompt that was guided longest ago stands first.
         self._lengths: dict[int, float] = {uid: length for uid, length in state.get("lengths", ())}
+        self._start: float = state.get("start", config.start)  # of the next prompt that fails
         self._right: dict[int, str] = {uid: text for uid, text in state.get("right", ())}
 
     def __len__(self) -> int:
@@ -49,7 +52,7 @@ class Guide:
 
     def saved(self) -> dict[str, Any]:
         """All that the next prefixes follow from, as JSON."""
-        return {"lengths": list(self._lengths.items()), "right": list(self._right.items())}
+        return {"lengths": list(self._lengths.items()), "start": self._start, "right": list(self._right.items())}
 
     def take(self, most: int) -> list[Problem]:
         """Up to so many problems with a prefix after the prompt, those that were guided longest ago."""
@@ -86,10 +89,11 @@ class Guide:
             if share:
                 self._lengths.pop(uid, None)
             else:
-                self._lengths.setdefault(uid, self._config.start)
+                self._lengths.setdefault(uid, self._start)
         elif uid in self._lengths:
             length = self._lengths[uid] + self._config.step * (self._config.target - share)
-            self._lengths[uid] = min(max(length, 0.0), 1.0)
+            self._lengths[uid] = length = min(max(length, 0.0), 1.0)
+            self._start += MEMORY * (length - self._start)
 
     def _with_prefix(self, uid: int) -> Problem | None:
         """The problem with its prefix; None if it has no solution, or none of it fits."""
@@ -102,5 +106,7 @@ class Guide:
         """Token ids of the solution, without the answer at its end and what is after it."""
         problem, own = self._problems[uid], self._config.prefix == "own"
         text = str((self._right.get(uid) if own else problem.columns.get(self._config.column)) or "")
-        end = problem.gold if problem.gold and problem.gold in text else "\n"  # without the answer its last line goes
+        gold = problem.gold or ""
+        # If the answer does not stand in it, or is all of it, the last line is taken for the answer.
+        end = gold if gold in text and gold.strip() not in ("", text.strip()) else "\n"
         return self._encode(text.rpartition(end)[0].rstrip())

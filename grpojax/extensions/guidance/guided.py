@@ -11,6 +11,7 @@ import numpy as np
 from grpojax import data
 from grpojax.evaluation import submit
 from grpojax.extensions.guidance.guide import Guide
+from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs.policy import DryPolicy
 from grpojax.run.batch import Batch, success_of
@@ -40,12 +41,20 @@ class Guided(Plain):
         )
         of_uid = {p.uid: p for p in self.problems}
         self._queue = deque((of_uid[uid], number) for uid, number in state.get("queue", ()))
-        self._batches = state.get("batches", 0)
+        self._batches, self._warned = state.get("batches", 0), False
 
     def choose(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
         """The next problems in their order, with guided ones evenly among them."""
         size = self.config.prompts
         guided = self.guide.take(int(self.guidance.share * size))
+        if len(self.guide) and not guided and self.guidance.prefix == "solution" and not self._warned:
+            log.warning(
+                "none of the %d prompts that failed has a solution in the column %r of which a part fits: raise "
+                "data.max_prompt_tokens, or name another column with rollout.guidance.column",
+                len(self.guide),
+                self.guidance.column,
+            )
+            self._warned = True
         while len(self._queue) < size - len(guided):
             self._queue.extend(zip(*super().choose(self._batches), strict=True))
             self._batches += 1

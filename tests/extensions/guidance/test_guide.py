@@ -56,6 +56,15 @@ def test_the_length_follows_the_share_that_passes(passed, want):
     assert len(prefixes(found)[0]) == {0.75: 10, 0.25: 1, 0.5: 5}[want]  # at least a token, never the answer
 
 
+def test_a_later_prompt_begins_where_others_are():
+    found = guide()
+    found.note(PROBLEMS[0], [False])
+    for _ in range(3):  # 0.75, 1, 1: the mean goes a tenth of the way each time
+        found.note(found.take(1)[0], [False])
+    found.note(PROBLEMS[1], [False])
+    assert found.saved()["lengths"] == [(0, 1.0), (1, pytest.approx(0.5 + 0.025 + 0.0475 + 0.04275))]
+
+
 def test_those_that_were_guided_longest_ago_come_first():
     found = guide()
     for each in PROBLEMS[:3]:
@@ -64,12 +73,14 @@ def test_those_that_were_guided_longest_ago_come_first():
 
 
 def test_a_prefix_fits_and_does_not_say_the_answer():
-    told = [problem(0, "7 and 7 are 14, less 7 is 7"), problem(1, "no number\nat all"), problem(2, None), problem(3)]
+    whole = "3 + 4 = 7\n## Answer: 7"
+    told = [problem(0, "7 and 7 are 14, less 7 is 7"), problem(1, "no number\nat all"), problem(2, None), problem(3),
+            problem(4, whole, whole), problem(5, "8")]  # fmt: skip
     found = guide(told, start=1.0)
     for each in told:
         found.note(each, [False])
-    assert prefixes(found) == {0: "7 and 7 are 14, less 7 is", 1: "no number", 3: "aaaabbbb ="}
-    assert len(found) == 4  # what has no solution waits without one
+    assert prefixes(found) == {0: "7 and 7 are 14, less 7 is", 1: "no number", 3: "aaaabbbb =", 4: "3 + 4 = 7"}
+    assert len(found) == 6  # what has no solution waits without one
     small = guide(longest=5, start=1.0)
     small.note(PROBLEMS[0], [False])
     assert prefixes(small) == {0: "aa"} and not guide(longest=3).take(9)

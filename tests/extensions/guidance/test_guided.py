@@ -54,6 +54,12 @@ def test_failed_prompts_are_guided_and_no_problem_is_skipped(recipe, tmp_path, s
         assert [bool(source.guide.prefix_of(p)) for p in batch.problems] == batch.aided.tolist()
 
 
+@pytest.mark.usefixtures("fakes")
+def test_where_nothing_fits_it_is_said_once(recipe, tmp_path, solved, caplog):
+    assert train(opened(load(recipe, tmp_path, solved, "data.max_prompt_tokens=4", "train.checkpoint_every=0")))
+    assert caplog.text.count("has a solution in the column 'solution' of which a part fits") == 1
+
+
 @pytest.mark.slow
 def test_a_prefix_is_context_and_its_samples_are_the_policys(recipe, tmp_path, solved):
     """Ratios are 1 and log-probs the sampler's, though the policy learns after the prefix. Lengths are the samples'."""
