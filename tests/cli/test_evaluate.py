@@ -117,6 +117,7 @@ def test_half_way_the_same_command_goes_on_to_the_same_file(whole, tmp_path, kee
     (["data.promt=x"], "data.promt (from the command line): unknown key; did you mean 'prompt'"),
     (["data.answer=null"], "reward 'math_answer' needs gold answers: give data.answer their column"),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_refusals(whole, options, message, capsys):
     before = (whole / "problems.jsonl").read_bytes()
     assert run(*TINY, "--out", whole, *options) == 2
@@ -346,6 +347,7 @@ def test_a_reward_that_hangs_costs_its_sample_in_an_evaluation(recipe, trained, 
 
 
 @pytest.mark.usefixtures("fakes")
+@pytest.mark.slow
 def test_a_run_is_evaluated_at_any_checkpoint_as_it_was_in_training(trained, capsys):
     same = ["--samples", 2, "--limit", 8]
     assert run(trained, *same) == 0

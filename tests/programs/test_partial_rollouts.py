@@ -92,6 +92,7 @@ def decoder():
     ],
     ids=["blocks", "one block", "tpu", "gpu"],
 )
+@pytest.mark.slow
 def test_samples_are_those_of_one_rollout_wherever_it_is_broken_off(decoder, compute, block, left):
     """Keys are of positions, so with one key and the same weights every token is the same, and the loop ends where a
     plain count of tokens says."""
@@ -100,6 +101,7 @@ def test_samples_are_those_of_one_rollout_wherever_it_is_broken_off(decoder, com
 
 
 @pytest.mark.parametrize("compute", [Compute(), pytest.param(TPU, marks=pytest.mark.slow)], ids=["cpu", "tpu"])
+@pytest.mark.slow
 def test_windows_go_on_where_they_were(compute):
     with blocks_of(4):
         check(random_decoder(FAMILIES["windows"], seed=3), some_prompts(), CONFIG, left=10, compute=compute, count=4)
@@ -107,6 +109,7 @@ def test_windows_go_on_where_they_were(compute):
 
 @pytest.mark.parametrize("family", there("qwen3_5"))
 @pytest.mark.parametrize("compute", [Compute(), pytest.param(TPU, marks=pytest.mark.exhaustive)], ids=["cpu", "tpu"])
+@pytest.mark.slow
 def test_layers_that_do_not_attend_go_on_from_the_state_that_they_had(compute, family):
     decoder = random_decoder(FAMILIES[family], seed=5)
     with blocks_of(8):

@@ -74,6 +74,7 @@ def test_a_wrong_count_makes_all_invalid(judged, name):
     assert np.isnan(judged[0].by_name[name]).all() and judged[0].invalid[f"{name}/{ALL_BAD[name]}"] == 8
 
 
+@pytest.mark.slow
 def test_good_functions_go_on_beside_bad_ones(judged):
     scores = judged[0]
     assert scores.by_name["tokens"].tolist() == scores.by_name["later"].tolist() == list(range(8))

@@ -110,6 +110,7 @@ def test_a_disk_full_to_the_end_is_said_and_the_run_goes_on_from_the_last_save(r
     assert numbers(tmp_path / "run") == unbroken
 
 
+@pytest.mark.slow
 def test_a_w_and_b_that_cannot_start_is_said_before_anything_is_compiled(recipe, tmp_path, monkeypatch):
     """One that starts is ended with the run."""
 
@@ -173,6 +174,7 @@ def test_a_stop_with_an_error_behind_it_is_saved(recipe, tmp_path, monkeypatch):
     assert trainer.store.checkpoints.steps() == [2]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_directory_made_read_only(recipe, tmp_path, unbroken, caplog, monkeypatch):
     """Nothing can be made in it while steps 2 and 3 are saved (a file system's permissions do not bind root)."""
     trainer = opened(load(recipe, tmp_path / "run"))

@@ -180,6 +180,7 @@ def test_half_written_checkpoints_are_never_loaded(recipe, unbroken, tmp_path):
     after.close()
 
 
+@pytest.mark.slow
 def test_a_directory_of_another_config_is_refused(recipe, unbroken, capsys):
     assert (
         cli.main(["train", str(recipe), f"run.dir={unbroken[0]}", "train.seed=5", "optimizer.learning_rate=1.0"]) == 2

@@ -157,6 +157,7 @@ def test_padding_changes_nothing(name, scenario):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_permutations(name):
     advantages, loss, gradient = on("plain")[name]
     moved = {"prompts": lambda x: x[ORDER_P], "samples": lambda x: x[:, ORDER_G]}

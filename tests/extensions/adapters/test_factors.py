@@ -98,6 +98,7 @@ def dense(path, x):
 @pytest.mark.parametrize(
     "of", [pytest.param(of, marks=[] if of in ("dense", "hybrid") else pytest.mark.exhaustive) for of in DECODERS]
 )
+@pytest.mark.slow
 def test_a_start_leaves_the_base_bitwise_as_it_is(of):
     decoder = DECODERS[of]
     graph, base = base_of(LORA, decoder=decoder)
@@ -121,6 +122,7 @@ def test_a_start_leaves_the_base_bitwise_as_it_is(of):
         ),
     ],
 )
+@pytest.mark.slow
 def test_factors_compute_what_the_dense_weight_does_merged_or_not(of, kind):
     config, decoder = KINDS[kind], DECODERS[of]
     graph, base = base_of(config, decoder=decoder)
@@ -146,6 +148,7 @@ def test_factors_compute_what_the_dense_weight_does_merged_or_not(of, kind):
         pytest.param("shared expert", False, marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.slow
 def test_the_gradient_of_factors_is_that_of_the_dense_weight(of, dora):
     config, decoder = dataclasses.replace(LORA, dora=dora), DECODERS[of]
     graph, base = base_of(config, decoder=decoder)

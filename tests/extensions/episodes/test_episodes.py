@@ -135,6 +135,7 @@ def test_open_episodes_of_what_is_not_deterministic_are_counted_as_drawn_again(r
         (1, None, 1),
     ],
 )
+@pytest.mark.slow
 def test_what_begins_again_is_drawn_by_the_same_random_numbers(recipe, tmp_path, monkeypatch, max_turns, late, devices):
     """Where the answers are the same, nothing differs, of others either; lost are first, later and last turns."""
     how = f"environment.max_turns={max_turns}", "rollout.max_turn_tokens=5"

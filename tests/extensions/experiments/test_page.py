@@ -87,6 +87,7 @@ def test_nothing_is_fetched(made, parsed):
         assert attrs.get("href", "#").startswith("#"), (tag, attrs)  # a part of the page
 
 
+@pytest.mark.slow
 def test_every_id_is_there_once_and_every_reference_is_one(made, parsed):
     ids = [attrs["id"] for _, attrs in parsed.elements if "id" in attrs]
     assert len(ids) == len(set(ids)) > 10

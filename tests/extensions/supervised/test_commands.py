@@ -80,6 +80,7 @@ def test_mistakes_are_told(finished, tmp_path, capsys, options, message):
     assert message in capsys.readouterr().err and not (tmp_path / "t.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_what_is_no_run_or_has_other_questions_is_told(finished, tmp_path, capsys):
     assert cli.main(["traces", str(tmp_path), "--to", str(tmp_path / "t.jsonl")]) == 2
     assert "is no run directory" in capsys.readouterr().err

@@ -227,6 +227,7 @@ def test_epochs_are_passes_over_the_data(recipes, tmp_path):
     run.close()
 
 
+@pytest.mark.slow
 def test_the_held_out_loss_is_that_of_its_answers_one_by_one(recipes, unbroken, tmp_path):
     """Evaluation fills its last batch up; what fills it counts in nothing."""
     by_tokens = run_of(recipes, "sft", tmp_path / "a", "data.train=" + str(recipes["sft"].parent / "sft.jsonl"))
