@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from grpojax.host.errors import UserError
 
 GROUP = "grpojax.extensions"
+OPEN = ("", "rollout")  # where a recipe takes sections of any extension: beside its own, and below this key
 T = TypeVar("T")
 
 
@@ -79,7 +80,7 @@ def installed() -> Mapping[str, Names]:
     """The extensions by name: the folders first, then those of other packages.
 
     Raises:
-      UserError: an entry point cannot be imported, or is no `Names`.
+      UserError: an entry point cannot be imported, is no `Names`, or has a section or a setting that no recipe reads.
     """
     folders = sorted(Path(__file__).with_name("extensions").glob("*/__init__.py"))
     found = {file.parent.name: importlib.import_module(f"{GROUP}.{file.parent.name}").NAMES for file in folders}
@@ -90,6 +91,12 @@ def installed() -> Mapping[str, Names]:
             raise UserError(f"extension {entry.name!r} cannot be imported from {entry.value}: {e}") from None
         if not isinstance(names, Names):
             raise UserError(f"extension {entry.name!r}: {entry.value} is no grpojax.extension.Names")
+        closed = [key for key in names.sections if key.rpartition(".")[0] not in OPEN]
+        if wrong := closed + [key for key in names.settings if key not in names.sections]:
+            raise UserError(
+                f"extension {entry.name!r}: no recipe would read {wrong[0]!r}: a section stands by itself or below "
+                "rollout, and a setting is such a section"
+            )
         found[entry.name] = names
     return found
 

@@ -117,6 +117,8 @@ def test_a_package_of_somebody_else_brings_words(strange):
     ("names", "said"),
     [
         (extension.Names(commands={"more": "a"}), "no extension that is installed brings this"),
+        (extension.Names(sections={"train.more": "a:b"}), "extension 'luck': no recipe would read 'train.more'"),
+        (extension.Names(settings={"rollout.more": "a:b"}), "extension 'luck': no recipe would read 'rollout.more'"),
         (ImportError("no module"), "extension 'luck' cannot be imported from my_package:NAMES: no module"),
         ({"needs": {}}, "extension 'luck': my_package:NAMES is no grpojax.extension.Names"),
     ],

@@ -120,7 +120,7 @@ class Guidance(Part):
     def metrics(self, drawn: Sequence[Batch]) -> dict[str, float]:
         """The share of groups that are guided, and how many samples pass with a prefix and without."""
         rollout: Any = self.config.rollout
-        guided = np.concatenate([_guided(d) for d in drawn])
+        guided = np.concatenate([d.known["prefix_tokens"] > 0 for d in drawn])
         decides = np.concatenate([d.by_name[self.method.deciding] for d in drawn])
         passed = np.concatenate([passing(d, self.method.deciding, rollout.guidance.success) for d in drawn])
         known = np.isfinite(decides)
@@ -132,11 +132,7 @@ class Guidance(Part):
 
     def columns(self, batch: Batch) -> dict[str, Array]:
         """Tokens of the prefix before the samples of each prompt."""
-        return {"prefix_tokens": batch.known["prefix_tokens"]} if "prefix_tokens" in batch.known else {}
-
-
-def _guided(batch: Batch) -> np.ndarray:
-    return np.zeros(len(batch.problems), bool) if batch.aided is None else np.asarray(batch.aided)
+        return {"prefix_tokens": batch.known["prefix_tokens"]}
 
 
 def passing(batch: Batch, deciding: str, success: float | None) -> Samples:

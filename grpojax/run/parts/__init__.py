@@ -54,8 +54,9 @@ def of(config: Any) -> dict[str, Any]:
       UserError: no extension has one, or two draw samples each in a way of its own.
     """
     found = kinds(config.method.variant)
-    sections = [key for key in extension.words("settings") if key in extension.words("sections")]
-    for setting in [*(key for key in sections if key not in (*SETTINGS, "model.adapter")), *SETTINGS]:
+    sections = extension.words("settings").keys() & extension.words("sections").keys() - {*SETTINGS}
+    more = sorted(key for key in sections if key.rpartition(".")[0] in extension.OPEN)
+    for setting in [*more, *SETTINGS]:
         if functools.reduce(getattr, setting.split("."), config):
             found[setting] = extension.load("settings", setting, setting)
     _only_one(found, "draws", f"variant {config.method.variant.name!r}", "each draw samples in a way of their own")

@@ -62,15 +62,14 @@ def test_where_nothing_fits_it_is_said_once(recipe, tmp_path, solved, caplog):
 
 @pytest.mark.slow
 def test_a_prefix_is_context_and_its_samples_are_the_policys(recipe, tmp_path, solved):
-    """Ratios are 1 and log-probs the sampler's, though the policy learns after the prefix. Lengths are the samples'."""
+    """The trainer's log-probs are the sampler's, so both have read the prefix."""
     never = ("rewards.0={name: 'tiny_run:parity'}", "rollout.guidance.success=2")
     assert train(opened(load(recipe, tmp_path, solved, *never)))
     lines = [line for line in numbers(tmp_path) if "reward" in line]
     assert [line["guidance/share"] for line in lines] == [0, 0.25, 0.25, 0.25]
-    assert all(abs(line["sampling/kl"]) < 1e-5 for line in lines), lines[0].keys()
+    assert all(abs(line["sampling/kl"]) < 1e-5 for line in lines)
     rows = [row for n in range(1, 5) for row in read_samples(tmp_path, n)[1]]
     assert {row["prefix_tokens"] > 0 for row in rows} == {True, False}
-    assert all(SAID[0] not in row["completion"][:1] or not row["prefix_tokens"] for row in rows if row["prefix_tokens"])
 
 
 @pytest.mark.slow
