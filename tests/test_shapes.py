@@ -133,6 +133,7 @@ SAMPLES = {
 }
 TOKENS = {
     "add_token_bias": C.add_token_bias(),
+    "answer_term": A.answer_term(),
     "compensate_rare_tokens": C.compensate_rare_tokens(),
     "conflict_weights": C.conflict_weights(),
     "entropy_mask": C.entropy_mask(),

@@ -82,11 +82,12 @@ class permuted_likelihood(GroupNormalised):
     """`gt_likelihood` whose likelihoods are permuted in their group: the same rewards, each at a random sample.
 
     Attributes:
-      groups, likelihood, marker, include_marker, missing, fail_reward: as in `gt_likelihood`.
+      groups, likelihood, relative_to, marker, include_marker, missing, fail_reward: as in `gt_likelihood`.
     """
 
     groups: str = "all_fail"
     likelihood: str = "per_token"
+    relative_to: str = "none"
     marker: str | None = None
     include_marker: bool = False
     missing: str = "append"

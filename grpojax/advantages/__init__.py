@@ -33,6 +33,7 @@ from grpojax.advantages.group_rules import (
 )
 from grpojax.advantages.signals import Signals, Transform, chain, described, need, per_sample, per_token, text_of
 from grpojax.advantages.tokens import (
+    answer_term,
     distill,
     gae,
     process_rewards,
@@ -45,6 +46,7 @@ from grpojax.advantages.tokens import (
 __all__ = [
     "Signals",
     "Transform",
+    "answer_term",
     "best_margin",
     "center",
     "center_by_length",

@@ -39,7 +39,8 @@ class Signals:
       max_logps: ``[P, G, T]`` log-prob of the most likely token at each position.
       values: ``[P, G, T]`` a critic's estimate of the return before each token.
       greedy_rewards: ``[P]`` reward of each prompt's greedy completion.
-      likelihood: ``[P, G]`` probability of the true answer after a sample's reasoning.
+      likelihood: ``[P, G]`` likelihood of the true answer after a sample's reasoning.
+      answer_weights: ``[P, G, T]`` its derivative by the log-prob of each token of that answer, NaN on other tokens.
       hidden: ``[P, G, T, D]`` hidden states that the output head read.
       probs: ``[P, G, T, W]`` probabilities of the ``W`` vocabulary entries kept (`grpojax.credit.group_vocabulary`); 0
         where the entry is -1, which stands for none.
@@ -71,6 +72,7 @@ class Signals:
     values: Tokens = None
     greedy_rewards: PerPrompt = None
     likelihood: Samples = None
+    answer_weights: Tokens = None
     hidden: Hidden = None
     probs: Array = None
     columns: Tokens = None
@@ -94,6 +96,7 @@ _AXES = {
         "ref_logps",
         "max_logps",
         "values",
+        "answer_weights",
         "columns",
         "influence",
         "draws",

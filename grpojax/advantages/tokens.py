@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from grpojax import masked
-from grpojax.advantages.signals import Signals, Transform, along_tokens, described, need, per_sample
+from grpojax.advantages.signals import Signals, Transform, along_tokens, described, need, per_sample, per_token
 from grpojax.types import Samples, Tokens
 
 
@@ -112,6 +112,34 @@ def token_rewards(*, kl_coef: float = 0.0) -> Transform:
         last = mask & (jnp.cumsum(mask[..., ::-1], -1)[..., ::-1] == 1)
         rewards = jnp.where(last, values[..., None], 0.0)
         return rewards - kl_coef * _k1(signals, "token_rewards") if kl_coef else rewards
+
+    return transform
+
+
+@described
+def answer_term(coef: float = 1.0) -> Transform:
+    """On the tokens of a true answer in the text: ``A_t = coef ∂R / ∂ log p_t``, in place of the sample's advantage.
+
+    A likelihood as the reward, ``R(z) = f(p_1 .. p_k)`` of the answer's tokens after the reasoning z, depends on the
+    policy itself. Its gradient has two parts (VeriFree, arXiv 2505.21493; JEPO, arXiv 2503.19618)::
+
+      ∇ E_z[R] = E_z[R ∇ log π(z)] + E_z[Σ_t ∂R / ∂ log p_t · ∇ log p_t]
+
+    The chain's advantages give the first, on the tokens of z, and this the second. The derivatives are 1 for ``R = log
+    Π p``, R for ``Π p`` and ``p_t / k`` for ``Σ p / k``. They are not divided by a deviation as the first part may be.
+
+    ``[P, G, T]`` to ``[P, G, T]``. Needs ``signals.answer_weights``, the derivatives, which are NaN on other tokens.
+
+    Example:
+      >>> signals = Signals(answer_weights=jnp.array([[[jnp.nan, jnp.nan, 0.3, 0.1]]]))
+      >>> [round(float(a), 4) for a in answer_term(2.0)(jnp.ones((1, 1, 4)), signals)[0, 0]]
+      [1.0, 1.0, 0.6, 0.2]
+    """
+
+    def transform(values: Tokens, signals: Signals | None = None) -> Tokens:
+        values, signals = per_token(values, signals, "answer_term")
+        weights = jnp.asarray(need(signals, "answer_weights", "answer_term"), jnp.float32)
+        return jnp.where(jnp.isfinite(weights), coef * weights, values)
 
     return transform
 

@@ -125,6 +125,11 @@ class gt_likelihood(GroupNormalised):
     that eps is small compared with their deviation even if all answers are unlikely. The advantages are then those of
     the products without an eps. What stands after the last marker is replaced.
 
+    The experiment failed. What differs in methods that work are four options: every group learns from likelihoods
+    (``groups: all``); ``likelihood: log``, the best in a comparison (arXiv 2602.03979) and JEPO's (arXiv 2503.19618),
+    "mean" as in RLPR (arXiv 2506.18254), or "joint" as in VeriFree (arXiv 2505.21493); RLPR's ``relative_to``; and
+    ``answer_term: 1``, the part of the reward's gradient that VeriFree and JEPO have and this experiment has not.
+
     "spliced" trains, in groups whose rewards are likelihoods, on the text that the likelihood is of: a sample's
     reasoning, the marker, the true answer, the brace that closes a box, and the token that ends a sample. All of these
     have a loss. This text was not drawn from the policy, so the gradient is not that of an expected reward. The ratio's
@@ -133,7 +138,12 @@ class gt_likelihood(GroupNormalised):
 
     Attributes:
       groups: the groups whose rewards are likelihoods; with "all", no other reward is used.
-      likelihood: "per_token" is the geometric mean over the answer's tokens, "joint" is the product.
+      likelihood: of an answer of k tokens: "per_token", the k-th root of their probabilities' product, "joint", the
+        product itself, "log", its logarithm, or "mean", the arithmetic mean of the probabilities.
+      relative_to: "no_reasoning" rewards by how far a likelihood is over that of the answer without reasoning, and by
+        0 where it is lower. The group's mean takes any constant away: this floor is all that it changes.
+      answer_term: weight of the answer's own gradient (`grpojax.advantages.answer_term`), over 0 with "spliced" only.
+        The tokens that end the sample have the mean weight of the answer's.
       marker: the text before an answer; None is the last of ``####``, ``## Answer:``, ``\boxed{``, as rewards read it.
       include_marker: count the marker's tokens too.
       missing: of a sample without a marker: "append" puts one after its end, "zero" gives it likelihood 0.
@@ -142,7 +152,9 @@ class gt_likelihood(GroupNormalised):
     """
 
     groups: Literal["all_fail", "all"] = "all_fail"
-    likelihood: Literal["per_token", "joint"] = "per_token"
+    likelihood: Literal["per_token", "joint", "log", "mean"] = "per_token"
+    relative_to: Literal["none", "no_reasoning"] = "none"
+    answer_term: float = 0.0
     marker: str | None = None
     include_marker: bool = False
     missing: Literal["append", "zero"] = "append"
@@ -154,8 +166,15 @@ class gt_likelihood(GroupNormalised):
         if self.marker is not None and not self.marker.strip():
             why = "give the text before an answer, or null"
             raise ValueError(f"variant 'gt_likelihood': marker={self.marker!r}: {why}")
+        if self.answer_term < 0 or (self.answer_term and self.train_on != "spliced"):
+            why = "0 or more, and over 0 with train_on='spliced' only, where samples have the answer's tokens"
+            raise ValueError(f"variant 'gt_likelihood': answer_term={self.answer_term}: {why}")
+        if self.likelihood == "log" and self.missing == "zero":
+            why = "0 has no logarithm; take missing='append'"
+            raise ValueError(f"variant 'gt_likelihood': likelihood='log' with missing='zero': {why}")
 
     def chain(self) -> A.Transform:
         everywhere, relative = self.groups == "all", self.likelihood == "joint"
         reward = A.likelihood_of_all_fail(self.fail_reward, everywhere=everywhere, relative=relative)
-        return A.chain(*self.steps(), reward=reward)
+        answer = (A.answer_term(self.answer_term),) if self.answer_term else ()
+        return A.chain(*self.steps(), *answer, reward=reward)

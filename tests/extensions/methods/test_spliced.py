@@ -9,7 +9,7 @@ import tiny_hf
 from hf_compare import their
 from runs import draw, numbers, opened
 
-from grpojax.extensions.methods.true_answers import SplicedAnswers, TrueAnswers, _Found, room, splice
+from grpojax.extensions.methods.true_answers import SplicedAnswers, TrueAnswers, _Found, _Scored, room, splice
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import learn
@@ -24,13 +24,13 @@ SPLICED = {"name": "gt_likelihood", "marker": "e", "train_on": "spliced", "kl_co
 EVERY = {**SPLICED, "groups": "all"}
 
 
-def trainer_of(recipe, directory, variant, *more):
+def trainer_of(recipe, directory, variant, *more, devices=1):
     """All of two steps with two updates on a rollout."""
     overrides = [
         f"run.dir={directory}", f"variant={variant}", "data.validation=null", "rewards.0.name=tiny_run:parity",
         "train.steps=2", "train.ppo_epochs=2", "train.checkpoint_every=1",
     ]  # fmt: skip
-    return opened(config.load(recipe, [*overrides, *more]))
+    return opened(config.load(recipe, [*overrides, *more]), devices)
 
 
 @dataclasses.dataclass
@@ -131,6 +131,49 @@ def test_the_gradient_is_that_of_the_spliced_text(recipe, step):
     np.testing.assert_allclose(step.advantages, given, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "devices"), [("log", 1), ("mean", 8)])
+def test_the_answers_term_and_what_is_likely_without_reasoning(recipe, tmp_path, kind, devices):
+    """By transformers: the reward is what reasoning adds; the answer's tokens have the reward's derivatives, and the
+    token that ends the sample their mean."""
+    import with_torch  # noqa: F401
+
+    options = {**EVERY, "likelihood": kind, "relative_to": "no_reasoning", "answer_term": 2.0, "kl_coef": 0.0}
+    trainer = trainer_of(recipe, tmp_path, options, devices=devices)
+    try:
+        networks = trainer.state.networks
+        batch = learn.replaced(trainer, networks, draw(trainer))
+        minis = learn.pack(trainer, batch)
+        minis, signals = learn.score(trainer, networks, minis)
+        _, batch, _ = learn.weigh(trainer, networks, minis, batch, signals)
+        want, policy = texts(batch, trainer.policy), trainer.policy
+    finally:
+        trainer.close()
+    made = their(recipe.parent)
+    measure = {"log": np.sum, "mean": lambda x: np.exp(x).mean()}[kind]
+
+    def logps(prompt, ids, answer):
+        return tiny_hf.logps(made, [*prompt, *ids]).numpy()[-len(ids) :][answer]
+
+    rewards, by_token = np.zeros(batch.total.shape), {}
+    for (p, g), text in want.items():
+        problem = batch.problems[p]
+        bare = splice([], problem.gold, policy.tokenizer, marker="e")
+        without = logps(problem.ids, bare.ids, slice(-bare.scored, None))
+        own = logps(problem.ids, text.ids, text.answer)
+        rewards[p, g] = max(measure(own) - measure(without), 0)
+        by_token[p, g] = 2 * (np.ones(len(own)) if kind == "log" else np.exp(own) / len(own)) * (rewards[p, g] > 0)
+    assert 0 < (rewards == 0).sum() < rewards.size
+    given = batch.signals["likelihood"]
+    np.testing.assert_allclose(given, rewards, atol=5e-5)
+    advantages = (given - given.mean(1, keepdims=True)) / (given.std(1, ddof=1, keepdims=True) + 1e-4)
+    for at, text in want.items():
+        got, answer = batch.advantages[at], text.answer
+        np.testing.assert_allclose(got[: answer.start], advantages[at], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got[answer], by_token[at], rtol=1e-3)
+        np.testing.assert_allclose(got[answer.stop : len(text.ids)], by_token[at].mean(), rtol=1e-3)
+
+
 @pytest.mark.exhaustive("extensions/methods/test_true_answers.py::test_only_groups_that_fail_ask_for_it")
 def test_only_groups_that_fail_are_replaced(recipe, tmp_path):
     """And of these no sample without a marker, where such are not completed."""
@@ -225,10 +268,13 @@ def test_a_cut_sample_that_weighs_nothing_stays_as_it_was_drawn():
     batch = Batch(problems=[], rollout=drawn, total=zero, reward=zero, by_name={}, invalid={},
                          dropped=np.zeros(1, bool))  # fmt: skip
     for truncated, want in (("mask", [7, 5]), ("train", [7, 7])):
+        scored = _Scored(zero, np.ones(answers.tokens.shape, np.float32), answers, {})
         part = SimpleNamespace(
             method=SimpleNamespace(replaces_samples=True),
             config=SimpleNamespace(train=TrainConfig(steps=1, truncated=truncated)),
-            _splice=lambda *given: _Found(zero, zero == 0, np.array([0]), answers, {}),
+            _splice=lambda *given, scored=scored: _Found(zero, zero == 0, np.array([0]), scored, {}),
         )  # fmt: skip
-        got = TrueAnswers.replace(part, {"policy": SimpleNamespace(params=None)}, batch).rollout
+        made = TrueAnswers.replace(part, {"policy": SimpleNamespace(params=None)}, batch)
+        got = made.rollout
         assert got.tokens[0, :, 0].tolist() == want and got.stopped.tolist() == [[True, want[1] == 7]]
+        assert np.isnan(made.signals["answer_weights"][0]).all(-1).tolist() == [w == 5 for w in want]

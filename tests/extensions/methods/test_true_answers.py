@@ -94,12 +94,15 @@ def test_a_marker_that_begins_in_the_token_that_ends_a_character():
 
 
 def test_likelihoods():
-    """Golden; a mean over the wrong number of tokens would give 0.53."""
+    """Golden; a k-th root with the wrong number of tokens would give 0.53."""
     logps = np.log([[[0.5, 0.2, 0.8, 0.5], [0.9, 0.9, 0.9, 1e-9]]])
     mask = np.array([[[True, True, True, False]] * 2])
     np.testing.assert_allclose(likelihoods(logps, mask, "joint"), [[0.08, 0.729]], rtol=1e-6)
     np.testing.assert_allclose(likelihoods(logps, mask, "per_token"), [[0.43088694, 0.9]], rtol=1e-6)
-    assert likelihoods(logps, mask & False, "joint").tolist() == [[0.0, 0.0]]
+    np.testing.assert_allclose(likelihoods(logps, mask, "mean"), [[0.5, 0.9]], rtol=1e-6)
+    np.testing.assert_allclose(likelihoods(logps, mask, "log"), [[-2.52572864, -0.31608155]], rtol=1e-6)
+    for kind, nothing in (("joint", 0.0), ("per_token", 0.0), ("mean", 0.0), ("log", -np.inf)):
+        assert likelihoods(logps, mask & False, kind).tolist() == [[nothing, nothing]]
 
 
 def trainer_of(recipe, directory, variant, *more, devices=1, eos_ids=None):
@@ -230,6 +233,9 @@ def test_it_trains_and_says_what_it_found(recipe, tmp_path):
     ("variant", "said"),
     [
         ({"marker": " "}, "marker=' '"),
+        ({"answer_term": 1.0}, "answer_term=1.0: .*train_on='spliced'"),
+        ({"answer_term": -1.0, "train_on": "spliced"}, "answer_term=-1.0: 0 or more"),
+        ({"likelihood": "log", "missing": "zero"}, "take missing='append'"),
         ({"kl_coef": 0.1, "kl_in": "reward", "kl_kind": "k1"}, "kl_in=loss"),
     ],
 )
