@@ -68,18 +68,27 @@ class Family:
     Attributes:
       outcome: a number of each run.
       margin: differences within it count as none.
-      pairs: labels of sweeps, each a method and what it is compared with.
+      pairs: labels of sweeps, each a method and what it is compared with. One with a sweep before it, such as
+        ``critic/2e-4/grpo``, is of that sweep; others are of each of ``sweeps`` in turn.
       sweeps: the sweeps by folder. Of those in one tuple the mean of a seed is taken.
       seeds: their number. There is no verdict before all are there.
-      once: labels of methods that the sweeps' settings do not touch, and that only the first sweep has.
     """
 
     outcome: object
     margin: float
     pairs: tuple[tuple[str, str], ...]
-    sweeps: tuple[tuple[str, ...], ...] = (("",),)
+    sweeps: tuple[tuple[str, ...], ...]
     seeds: int = 8
-    once: tuple[str, ...] = ()
+
+    def place(self, sweep, method):
+        """The sweep and the label of a method, in one of ``sweeps``."""
+        named, _, label = method.rpartition("/")
+        return named or sweep, label
+
+    @property
+    def places(self):
+        """All sweeps and labels that it reads."""
+        return {self.place(name, x) for names in self.sweeps for name in names for pair in self.pairs for x in pair}
 
 
 def _c(c):
@@ -87,7 +96,7 @@ def _c(c):
 
 
 PLACEBO, PERMUTED = "configs.experiments.arms-placebo", "configs.experiments.arms-permuted_likelihood"
-CONTROL, BOTH = _c(0.0), tuple((name,) for name in OPTIMISERS)
+CONTROL, BOTH = _c(0.0), tuple((f"failing/{name}",) for name in OPTIMISERS)
 PENALTY = (
     *((_c(c), CONTROL) for c in (0.1, 0.3, 1.0)),
     (PLACEBO, CONTROL),
@@ -95,41 +104,75 @@ PENALTY = (
     ("ngrpo", "ngrpo-count=0"),
 )
 LIKELIHOOD = (("gt_likelihood", CONTROL), ("gt_likelihood", PERMUTED), (PERMUTED, CONTROL), ("gt_likelihood", PLACEBO))
-RATES = tuple(f"{name}_{times}" for name in OPTIMISERS for times in (1, 4, 16))
+RATES = tuple(f"rare/{name}_{times}" for name in OPTIMISERS for times in (1, 4, 16))
 RARE = (("rare_token", "rare_token-limit=1.0"),)
+WAYS_IN = "prefixes/grpo", "exemplars/xrpo", f"plain/{_c(0.1)}"
+WORKING = "gt_likelihood-groups=all-likelihood=log-train_on=spliced-answer_term=1.0"
 ROWS = {
     "critic": tuple(
         Family(
             outcome=o,
             margin=m,
-            pairs=(("token_critic", "grpo"),),
-            sweeps=(("2e-4",), ("1e-3",), ("5e-3",)),
-            once=("grpo",),
+            pairs=(("token_critic", "critic/2e-4/grpo"),),
+            sweeps=(("critic/2e-4",), ("critic/1e-3",), ("critic/5e-3",)),
         )
         for o, m in ((survived, 0.25), (accuracy, 0.05))
     ),
     "rare": (Family(outcome=survived, margin=0.25, pairs=RARE, sweeps=(RATES,), seeds=6),),
-    "groups": (Family(outcome=solved, margin=0.1, pairs=(("culling", "grpo"),), sweeps=(("4",), ("16",), ("64",))),),
+    "groups": (
+        Family(
+            outcome=solved,
+            margin=0.1,
+            pairs=(("culling", "grpo"),),
+            sweeps=(("groups/4",), ("groups/16",), ("groups/64",)),
+        ),
+    ),
     "failing": (
         Family(outcome=solved, margin=0.15, pairs=PENALTY, sweeps=BOTH),
         Family(outcome=accuracy, margin=0.05, pairs=PENALTY, sweeps=BOTH),
         Family(outcome=follows, margin=0.1, pairs=LIKELIHOOD, sweeps=BOTH),
         Family(outcome=accuracy, margin=0.05, pairs=LIKELIHOOD, sweeps=BOTH),
     ),
-    "nthr": (Family(outcome=accuracy, margin=0.024, pairs=(("nthr", "nthr-eta=1.0"),), seeds=48),),
-    "search": (Family(outcome=kept, margin=0.25, pairs=(("llds", "llds-llds_coef=0.0"),)),),
+    "nthr": (Family(outcome=accuracy, margin=0.024, pairs=(("nthr", "nthr-eta=1.0"),), sweeps=(("nthr",),), seeds=48),),
+    "search": (Family(outcome=kept, margin=0.25, pairs=(("llds", "llds-llds_coef=0.0"),), sweeps=(("search",),)),),
     "lengths": (
         Family(
             outcome=length,
             margin=10.0,
             pairs=(("grpo-aggregate=constant", "grpo"), ("dr_grpo-aggregate=sequence_mean", "grpo")),
+            sweeps=(("lengths",),),
         ),
     ),
     "mixture": tuple(
-        Family(outcome=o, margin=m, pairs=(("gspo", "grpo"),), sweeps=(("plain",), ("replay",)))
+        Family(outcome=o, margin=m, pairs=(("gspo", "grpo"),), sweeps=(("mixture/plain",), ("mixture/replay",)))
         for o, m in ((survived, 0.25), (accuracy, 0.05))
     ),
-    "normalisation": (Family(outcome=accuracy, margin=0.05, pairs=(("lite_ppo", "grpo"), ("dr_grpo", "grpo"))),),
+    "normalisation": (
+        Family(
+            outcome=accuracy,
+            margin=0.05,
+            pairs=(("lite_ppo", "grpo"), ("dr_grpo", "grpo")),
+            sweeps=(("normalisation",),),
+        ),
+    ),
+    "guided": tuple(
+        Family(
+            outcome=o,
+            margin=m,
+            pairs=tuple((f"guided/{arm}", "guided/plain/grpo") for arm in WAYS_IN),
+            sweeps=(("guided/plain",),),
+        )
+        for o, m in ((solved, 0.1), (accuracy, 0.05))
+    ),
+    "likelihood": tuple(
+        Family(
+            outcome=o,
+            margin=m,
+            pairs=tuple((WORKING, f"failing/adamw/{other}") for other in (CONTROL, "gt_likelihood")),
+            sweeps=(("likelihood",),),
+        )
+        for o, m in ((accuracy, 0.05), (follows, 0.1))
+    ),
 }
 
 
@@ -145,7 +188,7 @@ def read(folder):
 
 def sweeps_of(families):
     """The names of a row's sweeps."""
-    return list(dict.fromkeys(name for family in families for names in family.sweeps for name in names))
+    return list(dict.fromkeys(sweep for family in families for sweep, _ in sorted(family.places)))
 
 
 def outcomes(families, folder):
@@ -163,13 +206,13 @@ def outcomes(families, folder):
 
 def compare(families, found):
     """A mapping for each comparison of a row, from its runs' `outcomes`; raises `SystemExit` if some are missing."""
-    out, first = [], sweeps_of(families)[0]
+    out = []
     for family in families:
         outcome = family.outcome.__name__
         rows = [(names, *pair) for names in family.sweeps for pair in family.pairs]
         made = []
         for names, *pair in rows:
-            places = [[(first if x in family.once else name, x) for name in names] for x in pair]
+            places = [[family.place(name, x) for name in names] for x in pair]
             seeds = sorted(
                 set.intersection(*({s for *at, s in found if (*at,) == place} for each in places for place in each))
             )
@@ -191,27 +234,27 @@ def compare(families, found):
     return out
 
 
-def keep(file, row, found):
-    """Adds the outcomes of a row's runs to a file, and returns all that it has of the row. What is there stays."""
+def keep(file, found):
+    """Adds the outcomes of runs to a file, and returns all that it has. What is there stays."""
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    names = ("row", "sweep", "method", "seed")
+    names = ("sweep", "method", "seed")
     known = {tuple(line[name] for name in names): line for line in lines}
-    known = {(row, *at): dict(zip(names, (row, *at), strict=True)) | x for at, x in found.items()} | known
+    known = {at: dict(zip(names, at, strict=True)) | x for at, x in found.items()} | known
     file.write_text("".join(json.dumps(known[at]) + "\n" for at in sorted(known)))
-    return {at[1:]: line for at, line in known.items() if at[0] == row}
+    return known
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("row", choices=ROWS)
-    parser.add_argument("folder", type=Path, help="the folder that has the rows' folders")
+    parser.add_argument("folder", type=Path, help="the folder that has the sweeps' folders")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path, help="JSON lines with the outcomes of runs that are over")
     args = parser.parse_args()
-    runs, notes = outcomes(ROWS[args.row], args.folder / args.row)
+    runs, notes = outcomes(ROWS[args.row], args.folder)
     print(*notes, sep="\n")
     if args.keep:
-        runs = keep(args.keep, args.row, runs)
+        runs = keep(args.keep, runs)
     found = compare(ROWS[args.row], runs)
     print("| outcome | sweep | method | other | seeds | norms | difference | 95 % | p | p, margin | verdict |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")

@@ -108,30 +108,28 @@ def test_the_registered_commands_run_all_arms_of_the_registered_comparisons():
         )
     for row, families in verdicts.ROWS.items():
         for family in families:
-            folders = [f"{row}/{name}".rstrip("/") for names in family.sweeps for name in names]
-            for number, folder in enumerate(folders):
+            for folder, label in family.places:
                 labels, seeds = arms[folder]
-                needed = {x for pair in family.pairs for x in pair} - {*(family.once if number else ())}
-                assert needed <= labels and len(seeds) == family.seeds, folder
+                assert label in labels and len(seeds) == family.seeds, (row, folder, label)
 
 
 def test_verdicts_are_of_whole_rows_and_take_the_mean_of_joined_sweeps(monkeypatch, tmp_path):
     from configs.experiments import verdicts
 
-    runs = {"a": {"x": [0.9, 0.8], "y": [0.5, 0.6]}, "b": {"x": [0.7, 0.8]}}
+    runs = {"a": {"x": [0.9, 0.8]}, "b": {"x": [0.7, 0.8]}, "a/c": {"y": [0.5, 0.6]}}
     runs = {folder: {label: dict(enumerate(v)) for label, v in of.items()} for folder, of in runs.items()}
-    monkeypatch.setattr(verdicts, "read", lambda folder: (runs[folder.name], []))
+    monkeypatch.setattr(verdicts, "read", lambda folder: (runs[str(folder.relative_to(tmp_path))], []))
     monkeypatch.setattr(verdicts, "measure", lambda run: {"grad_norm": {"mean": run}})
-    given = {"outcome": lambda run: run, "margin": 0.1, "pairs": (("x", "y"),), "sweeps": (("a", "b"),), "once": ("y",)}
+    given = {"outcome": lambda run: run, "margin": 0.1, "pairs": (("x", "a/c/y"),), "sweeps": (("a", "b"),)}
     given["outcome"].__name__ = "itself"
     two = verdicts.Family(**given, seeds=2)
-    for name in "ab":
+    for name in runs:
         (tmp_path / name).mkdir()
     made, _ = verdicts.outcomes([two], tmp_path)
     (found,) = verdicts.compare([two], made)
     np.testing.assert_allclose(found["difference"], ((0.8 - 0.5) + (0.8 - 0.6)) / 2)
     np.testing.assert_allclose(found["grad_norms"], [0.8, 0.55])
-    with pytest.raises(SystemExit, match="x and y have 2 of 8 seeds: no verdict yet"):
+    with pytest.raises(SystemExit, match="x and a/c/y have 2 of 8 seeds: no verdict yet"):
         verdicts.compare([verdicts.Family(**given)], made)
 
 
@@ -140,14 +138,14 @@ def test_outcomes_that_are_kept_join_those_of_another_machine(tmp_path):
 
     file = tmp_path / "kept.jsonl"
     one, two = {("a", "x", 0): {"itself": 1.0, "grad_norm": None}}, {("a", "x", 1): {"itself": 2.0, "grad_norm": 3.0}}
-    assert [x["itself"] for x in verdicts.keep(file, "r", one).values()] == [1.0]
-    assert verdicts.keep(file, "other", two).keys() == {("a", "x", 1)}
+    assert [x["itself"] for x in verdicts.keep(file, one).values()] == [1.0]
+    assert verdicts.keep(file, two).keys() == {*one, *two}
     again = {("a", "x", 0): {"itself": 5.0, "grad_norm": None}} | two
-    assert {at: x["itself"] for at, x in verdicts.keep(file, "r", again).items()} == {
+    assert {at: x["itself"] for at, x in verdicts.keep(file, again).items()} == {
         ("a", "x", 0): 1.0,  # the first run stays
         ("a", "x", 1): 2.0,
     }
-    assert len(file.read_text().splitlines()) == 3
+    assert len(file.read_text().splitlines()) == 2
 
 
 @pytest.mark.slow
