@@ -47,6 +47,17 @@ def entropy_mask(values, entropy, mask, fraction, rule):
     return np.where(mask & (entropy >= threshold), values[..., None], 0.0)
 
 
+def protect_rare_tokens(values, logps, ratios, mask, share, coef):
+    out = np.array(values, float)
+    penalised = [at for at in np.ndindex(out.shape) if mask[at] and out[at] < 0]
+    penalised.sort(key=lambda at: logps[at])
+    last = penalised[max(int(share * len(penalised)), 1) - 1] if penalised else None
+    for at in penalised:
+        if logps[at] <= logps[last] and ratios[at] > 1:
+            out[at] += coef * (float(ratios[at]) - 1)
+    return out
+
+
 def entropy_of_equal_groups(values, rewards, outcome, entropy, mask, alpha, success):
     out = np.array(values, float)
     for p in range(len(out)):

@@ -103,7 +103,7 @@ def check_apart(names: typing.Iterable[str]) -> None:
 
 def check_own(name: str) -> None:
     """What differs from others by its ratio alone has several updates a rollout."""
-    own = {"dapo", "high_entropy_tokens", "magistral", "ngrpo"}  # differ in what they learn from, too
+    own = {"dapo", "high_entropy_tokens", "lp_reg", "magistral", "ngrpo"}  # differ in what they learn from, too
     recipe = of_variant(name)
     if recipe.train.updates_a_rollout == 1 and name not in own:
         assert variants.twin_at_one_update(recipe.method.variant) is None

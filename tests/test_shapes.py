@@ -140,6 +140,7 @@ TOKENS = {
     "entropy_of_equal_groups": C.entropy_of_equal_groups(),
     "entropy_shaping": C.entropy_shaping(),
     "nthr": C.nthr(),
+    "protect_rare_tokens": C.protect_rare_tokens(),
 }
 ALONG = {"gae": (A.gae(), ("mask", "values")), "token_returns": (A.token_returns(), ("mask",))}
 

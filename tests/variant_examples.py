@@ -68,6 +68,7 @@ def example(seed=0, prompts=P, size=T):
         lengths=lengths, mask=mask, behavior_logps=wide(behavior), entropy=wide(np.abs(normal())),
         tokens=wide(rng.integers(0, 3, shape).astype(np.int32)), token_bias=wide(normal()), step_rewards=wide(steps),
         ref_logps=wide(behavior + 0.2 * normal()), max_logps=wide(-0.1 * np.abs(normal())), values=wide(normal()),
+        proxy_ratios=wide(1 + 0.1 * normal()),
         greedy_rewards=rng.integers(0, 2, prompts).astype(np.float32),
         likelihood=rng.random((prompts, G)).astype(np.float32), hidden=wide(normal(D)), probs=wide(probs),
         columns=wide(rng.integers(0, W, shape).astype(np.int32)),

@@ -37,6 +37,8 @@ class Signals:
       step_rewards: ``[P, G, T]`` reward of the step that ends at a token, NaN elsewhere.
       ref_logps: ``[P, G, T]`` log-probs under the frozen reference.
       max_logps: ``[P, G, T]`` log-prob of the most likely token at each position.
+      proxy_ratios: ``[P, G, T]`` how much likelier each token is once the unlikely ones are left out: ``1 / Σ p`` over
+        those that stay, and 0 for a token that is left out itself.
       values: ``[P, G, T]`` a critic's estimate of the return before each token.
       greedy_rewards: ``[P]`` reward of each prompt's greedy completion.
       likelihood: ``[P, G]`` likelihood of the true answer after a sample's reasoning.
@@ -69,6 +71,7 @@ class Signals:
     step_rewards: Tokens = None
     ref_logps: Tokens = None
     max_logps: Tokens = None
+    proxy_ratios: Tokens = None
     values: Tokens = None
     greedy_rewards: PerPrompt = None
     likelihood: Samples = None
@@ -95,6 +98,7 @@ _AXES = {
         "step_rewards",
         "ref_logps",
         "max_logps",
+        "proxy_ratios",
         "values",
         "answer_weights",
         "columns",

@@ -23,7 +23,7 @@ from grpojax.credit.entropy_credit import (
 )
 from grpojax.credit.hidden_states import group_vocabulary, influence, nthr, nthr_scores
 from grpojax.credit.learned_bias import add_token_bias, bounded_bias, token_bias_loss
-from grpojax.credit.rarity import compensate_rare_tokens, sharpen_novelty
+from grpojax.credit.rarity import compensate_rare_tokens, protect_rare_tokens, sharpen_novelty
 
 __all__ = [
     "add_token_bias",
@@ -39,6 +39,7 @@ __all__ = [
     "influence",
     "nthr",
     "nthr_scores",
+    "protect_rare_tokens",
     "sharpen_novelty",
     "token_bias_loss",
 ]

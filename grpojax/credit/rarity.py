@@ -59,6 +59,48 @@ def compensate_rare_tokens(
 
 
 @described
+def protect_rare_tokens(share: float = 0.01, *, coef: float = 1.0) -> Transform:
+    """A weaker penalty on unlikely tokens that are not noise, on ``[P, G, T]`` (Lp-Reg, arXiv 2510.03222)::
+
+      A_t + coef (π'_t / π_t - 1)   on the least likely ``share`` of the tokens with A < 0, where π'_t > π_t
+
+    π' is the policy's distribution without the tokens whose probability is under a fraction of the likeliest one's, so
+    that a token that stays gets a little more than it had. A token that is left out is noise, and is penalised as
+    before.
+
+    The official code adds ``coef (π'/π - log(π'/π) - 1)`` to the loss of these tokens, with π' fixed. Before a step's
+    first update its gradient is that of this transform. With later updates the two differ: here the term keeps its
+    size, and there it falls as the token gets likelier.
+
+    Needs ``signals.proxy_ratios``, which are π'/π, and ``behavior_logps``. The share is of all groups of the batch, at
+    least one token; equally likely tokens at its border are all taken.
+
+    Example:
+      >>> ones = jnp.ones((1, 1, 3), bool)
+      >>> given = {"behavior_logps": jnp.log(jnp.array([[[0.9, 0.1, 0.02]]])), "valid": ones[..., 0]}
+      >>> signals = Signals(mask=ones, proxy_ratios=jnp.array([[[1.02, 1.02, 0.0]]]), **given)
+      >>> [round(float(a), 4) for a in protect_rare_tokens(0.7)(jnp.full((1, 1, 3), -1.0), signals)[0, 0]]
+      [-1.0, -0.98, -1.0]
+    """
+    if not 0 < share <= 1 or coef < 0:
+        raise ValueError(f"protect_rare_tokens(share={share}, coef={coef}): a share in (0, 1], and a coef of 0 or more")
+
+    def transform(values: Tokens, signals: Signals | None = None) -> Tokens:
+        values, signals = per_token(values, signals, "protect_rare_tokens")
+        logps = jnp.asarray(need(signals, "behavior_logps", "protect_rare_tokens"), jnp.float32)
+        ratios = jnp.asarray(need(signals, "proxy_ratios", "protect_rare_tokens"), jnp.float32)
+        counts = need(signals, "mask", "protect_rare_tokens")
+        counts &= need(signals, "valid", "protect_rare_tokens")[..., None]
+        penalised = counts & (values < 0)
+        taken = jnp.maximum((share * penalised.sum().astype(jnp.float32)).astype(jnp.int32), 1)
+        highest = jnp.sort(jnp.where(penalised, logps, jnp.inf), axis=None)[taken - 1]
+        rare = penalised & (logps <= highest) & (ratios > 1)
+        return jnp.where(rare, values + coef * (ratios - 1), values)
+
+    return transform
+
+
+@described
 def sharpen_novelty(coef: float = 2.5, cap: float = 0.5) -> Transform:
     """More credit for unlikely correct samples, on ``[P, G]`` (XRPO, arXiv 2510.06672)::
 

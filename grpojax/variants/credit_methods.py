@@ -208,6 +208,39 @@ class xrpo(GroupNormalised):
 
 
 @published(
+    "Huang, Xu et al., Lp-Reg, arXiv 2510.03222",
+    "single team",
+    needs=("proxy",),
+    control={"coef": 0.0},
+    unverified="the constants, from the official recipes; the form of the KL after a step's first update",
+)
+class lp_reg(GroupNormalised):
+    """Lp-Reg, arXiv 2510.03222: unlikely tokens of wrong samples are spared a little, if they are not noise.
+
+    The official clip is so wide that it bounds right samples only, at ten times the old probability.
+
+    Attributes:
+      share: of the tokens with A < 0, the least likely ones that may be spared (`grpojax.credit.protect_rare_tokens`).
+      coef: weight of the regularisation.
+      noise: a token is noise if its probability is under this times that of the likeliest token.
+    """
+
+    share: float = 0.01
+    coef: float = 1.0
+    noise: float = 0.02
+    clip_low: float = 1.0
+    clip_high: float = 9.0
+    aggregate: L.Aggregation = "token_mean"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.noise < 1:
+            raise ValueError(f"variant 'lp_reg': noise={self.noise}: must be over 0 and under 1")
+
+    def chain(self) -> A.Transform:
+        return A.chain(*self.steps(), C.protect_rare_tokens(self.share, coef=self.coef))
+
+
+@published(
     "Deng et al., On the Effect of Negative Gradient in GRPO, arXiv 2505.18830",
     "single team",
     needs=("hidden_states",),

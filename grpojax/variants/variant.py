@@ -18,6 +18,7 @@ NEEDS = {
     "greedy": "signals.greedy_rewards, of one greedy completion a prompt",
     "ground_truth": "signals.likelihood of the true answer",
     "hidden_states": "signals.influence and influence_means, or signals.hidden, probs and columns",
+    "proxy": "signals.proxy_ratios, with an option ``noise`` that says which tokens are left out",
     "rollout_plan": "samples given to prompts by allocation.xrpo_allocate",
     "step_rewards": "signals.step_rewards",
     "teacher": "signals.ref_logps, under a teacher",

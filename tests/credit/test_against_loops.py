@@ -33,6 +33,7 @@ CREDIT = {
         for bound in BOUNDS
     },
     "conflicts": A.chain(A.center(), A.to_tokens(), C.conflict_weights(1.5, count_norm=True)),
+    "spared": A.chain(A.center(), A.to_tokens(), C.protect_rare_tokens(0.4, coef=0.5)),
     "equal groups": A.chain(A.center(), A.to_tokens(), C.entropy_of_equal_groups(0.3, success=0.25)),
     "penalty": A.chain(A.center(), C.entropy_penalty(0.2)),
     "penalty everywhere": A.chain(A.center(), C.entropy_penalty(0.2, everywhere=True)),
@@ -76,6 +77,7 @@ def test_token_level(seed):
     s = A.Signals(
         mask=mask, token_bias=bias, behavior_logps=on(mask, -rng.exponential(size=mask.shape)),
         entropy=on(mask, rng.exponential(size=mask.shape)), max_logps=on(mask, -0.1 * rng.random(mask.shape)),
+        proxy_ratios=on(mask, np.where(rng.random(mask.shape) < 0.3, 0, 1 + rng.random(mask.shape))),
         tokens=rng.integers(0, 2, mask.shape).astype(np.int32),
         probs=on(mask, rng.dirichlet(np.ones(W + 1), (P, G, T))[..., :W]),
         hidden=on(mask, rng.normal(size=(P, G, T, D))), columns=rng.integers(-1, W, mask.shape).astype(np.int32),
@@ -100,6 +102,8 @@ def test_token_level(seed):
     penalty = functools.partial(credit_oracles.entropy_penalty, centred, r, s.entropy, mask, 0.2)
     of_equal = credit_oracles.entropy_of_equal_groups(flat, r, r, s.entropy, valid, 0.3, 0.25)
     tell(got["equal groups"], of_equal)
+    spared = credit_oracles.protect_rare_tokens(flat, s.behavior_logps, s.proxy_ratios, valid, 0.4, 0.5)
+    tell(got["spared"], spared)
     tell(got["penalty"], penalty())
     tell(got["penalty everywhere"], penalty(everywhere=True))
     tell(got["filter"], np.where(entropy <= 0.9, centred, 0))

@@ -179,6 +179,19 @@ def test_golden_entropy_shaping(advantage, want):
     close(got[0, 0], want)
 
 
+def test_golden_protect_rare_tokens():
+    """Of the six tokens with A < 0 two are taken: one is noise, one is spared. A third of all tokens would be three."""
+    logps = np.log(np.array([[[0.9, 0.1, 0.01], [0.8, 0.7, 0.6], [0.5, 0.02, 0.3]]], np.float32))
+    ratios = np.array([[[1.1, 1.1, 1.1], [1.2, 1.2, 1.2], [1.25, 0, 1.5]]], np.float32)
+    got = run(
+        A.center("none"), A.to_tokens(), C.protect_rare_tokens(1 / 3, coef=2.0), rewards=[[1, -1, -1]],
+        mask=np.ones((1, 3, 3), bool), behavior_logps=logps, proxy_ratios=ratios,
+    )  # fmt: skip
+    close(got, [[[1, 1, 1], [-1, -1, -1], [-1, -1, 0]]])
+    with pytest.raises(ValueError, match="a share in"):
+        C.protect_rare_tokens(0.0)
+
+
 def test_golden_entropy_of_equal_groups():
     """Of the second the surest token loses most; by the deviation from the mean the last would gain. The third group
     differs, the sample without a reward is in none."""

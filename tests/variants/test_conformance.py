@@ -279,7 +279,7 @@ def test_is_what_it_says(name):
 FIELDS = {
     "critic": ("values", "token_bias"), "entropy": ("entropy",), "greedy": ("greedy_rewards",),
     "ground_truth": ("likelihood",), "hidden_states": ("hidden", "probs", "columns"), "step_rewards": ("step_rewards",),
-    "teacher": ("ref_logps",),
+    "teacher": ("ref_logps",), "proxy": ("proxy_ratios",),
 }  # fmt: skip
 
 

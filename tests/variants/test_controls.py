@@ -18,6 +18,7 @@ BY_OPTION = {
     "nthr": {"eta": 1.0},
     "entropy_shaping": {"alpha": 0.0},
     "rl_zvp": {"alpha": 0.0},
+    "lp_reg": {"coef": 0.0},
     "high_entropy_tokens": {"fraction": 1.0},
     "dual_clip": {"clip_dual": None},
     "llds": {"llds_coef": 0.0},

@@ -16,7 +16,7 @@ from grpojax import variants
 
 ON_POLICY = {"rloo", "gpg", "opo", "remax", "gtpo", "w_reinforce"}
 TWINS = {"gspo", "gspo_token", "gmpo", "sapo", "dual_clip", "luspo", "cispo", "ngrpo", "dapo", "scale_rl"}
-TWINS |= {"magistral", "vespo", "kl_cov", "high_entropy_tokens"}
+TWINS |= {"magistral", "vespo", "kl_cov", "high_entropy_tokens", "lp_reg"}
 
 
 def test_which_have_no_ratio():

@@ -178,6 +178,14 @@ DEFAULTS = {
     "deepseek_v3_2": {"aggregate": "sequence_mean", "kl_kind": "unbiased", "off_policy_limit": 0.5},
     "high_entropy_tokens": {"fraction": 0.2, "clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0},
     "entropy_shaping": {"alpha": 0.4, "kappa": 2.0},
+    "lp_reg": {
+        "share": 0.01,
+        "coef": 1.0,
+        "noise": 0.02,
+        "clip_low": 1.0,
+        "clip_high": 9.0,
+        "aggregate": "token_mean",
+    },
     "rl_zvp": {"alpha": 0.1, "success": 1.0, "aggregate": "token_mean"},
     "w_reinforce": {"positive": 0.1, "negative": 1.0, "ratio": "none", "aggregate": "token_mean"},
     "magistral": {"clip_high": 0.28, "aggregate": "prompt_mean", "kl_coef": 0.0},
@@ -311,7 +319,7 @@ SOURCES = {
     "pass_at_k_margin": "2503.19595", "ppo": "1707.06347", "reinforce_pp": "2501.03262",
     "reinforce_pp_baseline": "2501.03262", "remax": "2310.10505", "rloo": "2402.14740", "sapo": "2511.20347",
     "scale_rl": "2510.13786", "xrpo": "2510.06672", "dppo": "2602.04879", "max_rl": "2602.02710", "luspo": "2602.05261",
-    "vespo": "2602.10693", "rl_zvp": "2509.21880", "w_reinforce": "2506.01347",
+    "vespo": "2602.10693", "rl_zvp": "2509.21880", "lp_reg": "2510.03222", "w_reinforce": "2506.01347",
     "clip_cov": "2505.22617", "kl_cov": "2505.22617", "gdpo": "2601.05242",
 }  # fmt: skip
 DEPLOYED = {

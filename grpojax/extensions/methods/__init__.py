@@ -19,6 +19,7 @@ NAMES = Names(
         "greedy": "grpojax.extensions.methods.greedy:Greedy",
         "ground_truth": "grpojax.extensions.methods.true_answers:TrueAnswers",
         "hidden_states": "grpojax.extensions.methods.influence:TokenInfluence",
+        "proxy": "grpojax.extensions.methods.proxy:Proxy",
         "rollout_plan": "grpojax.extensions.methods.allocated:Allocation",
         "teacher": "grpojax.extensions.methods.teacher:Teacher",
     },

@@ -24,6 +24,10 @@ def with_true_answers(s):
     return oracles.advantages(told, scale="group")
 
 
+def spared(s):
+    return credit.protect_rare_tokens(on_tokens(s, grpo(s)), s.logps, s.signals["proxy_ratios"], s.mask, 0.5, 50.0)
+
+
 def ppo(s):
     values = s.signals["values"]
     return oracles.whiten(oracles.token_returns(s.rewards, s.mask, values=values, lam=0.95), s.mask)
@@ -48,6 +52,7 @@ EXPECTED = {
     "distill": lambda s: np.where(s.mask, s.signals["ref_logps"] - s.signals["behavior_logps"], 0.0),
     "grpo_process": with_steps,
     "gt_likelihood": with_true_answers,
+    "lp_reg": spared,
     "nthr": lambda s: softened(s, "influence"),
     "nthr_pos_only": lambda s: np.maximum(grpo(s, ddof=0), 0.0),
     "nthr_random": lambda s: softened(s, "random"),
@@ -99,7 +104,9 @@ def test_every_recipe_is_told_apart():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_recipe_learns_from_its_own_numbers(name, recipe, tmp_path):
-    run = recipe_runs.trained(name, recipe, tmp_path / "run", *([FAST] if name == "llds" else []))
+    more = [FAST] if name == "llds" else []
+    more += ["variant={name: lp_reg, share: 0.5, coef: 50.0}"] if name == "lp_reg" else []  # its own is hardly seen
+    run = recipe_runs.trained(name, recipe, tmp_path / "run", *more)
     assert recipe_runs.apart_from_grpo(run, EXPECTED.get(name, grpo)) == (name != "llds")
     assert name not in OWN or OWN[name](run), run.lines[-1]
     if name == "llds":
