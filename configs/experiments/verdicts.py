@@ -3,10 +3,12 @@
 python -m configs.experiments.verdicts failing runs/experiments --json failing.json
 
 ``--keep FILE`` notes the outcomes of all runs that are over in a file of its own, and reads there those of runs whose
-folders are gone: a row may be made in parts, and on several machines.
+folders are gone: a row may be made in parts, and on several machines. ``docs/experiments.md`` and its notebook are made
+from ``notebooks/results/registered.jsonl``.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -19,6 +21,7 @@ from grpojax.extensions.experiments.measures import measure
 from grpojax.extensions.experiments.runs import FAILED, UNFINISHED, of_sweep, read_runs, read_sweep
 from grpojax.extensions.problems import reasoning
 
+AT = "sweep", "method", "seed"
 HALF_OF_START = 0.13  # test accuracy of a policy that has lost half of what the start can do
 OPTIMISERS = "adamw", "sgd"
 
@@ -95,7 +98,8 @@ def _c(c):
     return f"negative_advantage-c={c}"
 
 
-PLACEBO, PERMUTED = "configs.experiments.arms-placebo", "configs.experiments.arms-permuted_likelihood"
+ARMS = "configs.experiments.arms"
+PLACEBO, PERMUTED = f"{ARMS}-placebo", f"{ARMS}-permuted_likelihood"
 CONTROL, BOTH = _c(0.0), tuple((f"failing/{name}",) for name in OPTIMISERS)
 PENALTY = (
     *((_c(c), CONTROL) for c in (0.1, 0.3, 1.0)),
@@ -200,8 +204,31 @@ def outcomes(families, folder):
         for label, runs in methods.items():
             for seed, run in runs.items():
                 values = {family.outcome.__name__: family.outcome(run) for family in families}
-                found[name, label, seed] = values | {"grad_norm": (measure(run)["grad_norm"] or {}).get("mean")}
+                found[name, label, seed] = values | described(run)
     return found, notes
+
+
+def described(run):
+    """What is told of a run without a verdict.
+
+    Mean and variance of the gradient's norm, the entropy and the size of a critic's bias at the end, the share of
+    different texts in groups that fail, in the last tenth, and means over all steps of what guidance logs. None is for
+    what the run does not have.
+    """
+    made = measure(run)
+    norm, parts = made["grad_norm"] or {}, (made["samples"] or {}).get("parts") or [{}]
+    guided = {}
+    for name in ("guidance/solved", "guidance/plain_solved", "guidance/waiting"):
+        logged = [line[name] for line in run.lines if line.get(name) is not None]
+        guided |= {name: float(np.mean(logged))} if logged else {}
+    return {
+        "grad_norm": norm.get("mean"),
+        "grad_norm_variance": norm.get("variance"),
+        "entropy": (made["entropy"] or [None])[-1],
+        "critic_bias": (made["critic_bias"] or [None])[-1],
+        "distinct": parts[-1].get("distinct"),
+        **guided,
+    }
 
 
 def compare(families, found):
@@ -235,13 +262,49 @@ def compare(families, found):
 
 
 def keep(file, found):
-    """Adds the outcomes of runs to a file, and returns all that it has. What is there stays."""
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    names = ("sweep", "method", "seed")
-    known = {tuple(line[name] for name in names): line for line in lines}
-    known = {at: dict(zip(names, at, strict=True)) | x for at, x in found.items()} | known
+    """Adds the outcomes of runs to a file, and returns all that it has. A value that is there stays."""
+    known = kept_in(file) if file.exists() else {}
+    for at, values in found.items():
+        known[at] = dict(zip(AT, at, strict=True)) | values | known.get(at, {})
     file.write_text("".join(json.dumps(known[at]) + "\n" for at in sorted(known)))
     return known
+
+
+def kept_in(file):
+    """The outcomes that a file has, by sweep, label and seed."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return {tuple(line[name] for name in AT): line for line in lines}
+
+
+def whole_rows(runs):
+    """The comparisons of all rows that have every seed, by row."""
+    found = {}
+    for row, families in ROWS.items():
+        with contextlib.suppress(SystemExit):
+            found[row] = compare(families, runs)
+    return found
+
+
+def short(name):
+    """A label, or a sweep, as a reader knows it."""
+    return name.replace(f"{ARMS}-", "").replace("gt_likelihood-groups=all-likelihood=log-train_on=spliced-", "")
+
+
+def table(found):
+    """The lines of a markdown table of `compare`'s comparisons."""
+    columns = "outcome", "sweep", "method", "compared with", "seeds", "means", "norms", "difference", "95 %", "p"
+    columns += "p, margin", "verdict"
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for x in found:
+        means = " / ".join(f"{np.mean([*v.values()]):.3f}" for v in x["values"])
+        norms = " / ".join(f"{n:.3g}" for n in x["grad_norms"])
+        interval = "-" if x["low"] is None else f"{x['low']:+.3f} to {x['high']:+.3f}"
+        ps = ("-" if p is None else f"{p:.2g}" for p in (x["p_corrected"], x["p_equivalent_corrected"]))
+        verdict = f"no difference of {x['margin']:g} or more" if x["verdict"] == "equivalent" else x["verdict"]
+        names = x["outcome"], ", ".join(x["sweeps"]), f"`{short(x['method'])}`", f"`{short(x['other'])}`"
+        shown = (*names, len(x["values"][0]), means, norms, f"{x['difference']:+.3f}", interval, *ps, verdict)
+        lines.append(f"| {' | '.join(map(str, shown))} |")
+    return lines
 
 
 def main():
@@ -256,14 +319,7 @@ def main():
     if args.keep:
         runs = keep(args.keep, runs)
     found = compare(ROWS[args.row], runs)
-    print("| outcome | sweep | method | other | seeds | norms | difference | 95 % | p | p, margin | verdict |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for x in found:
-        norms = " / ".join(f"{n:.3g}" for n in x["grad_norms"])
-        interval = "-" if x["low"] is None else f"{x['low']:+.3f} to {x['high']:+.3f}"
-        ps = (" - " if p is None else f"{p:.2g}" for p in (x["p_corrected"], x["p_equivalent_corrected"]))
-        shown = x["outcome"], ", ".join(x["sweeps"]), x["method"], x["other"], len(x["values"][0]), norms
-        print("|", " | ".join(map(str, (*shown, f"{x['difference']:+.3f}", interval, *ps, x["verdict"]))), "|")
+    print(*table(found), sep="\n")
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

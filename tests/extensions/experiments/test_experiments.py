@@ -146,6 +146,8 @@ def test_outcomes_that_are_kept_join_those_of_another_machine(tmp_path):
         ("a", "x", 1): 2.0,
     }
     assert len(file.read_text().splitlines()) == 2
+    verdicts.keep(file, {("a", "x", 0): {"itself": 7.0, "new": 4.0}})  # what was not noted is added
+    assert verdicts.kept_in(file)["a", "x", 0]["new"] == 4.0 and verdicts.kept_in(file)["a", "x", 0]["itself"] == 1.0
 
 
 @pytest.mark.slow

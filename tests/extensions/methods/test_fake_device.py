@@ -6,7 +6,8 @@ import pytest
 from grpojax.run import recipe as recipes
 
 CRITIC = ("variant={name: ppo, kl_coef: 0.1}", "critic={layers: 1, warmup_steps: 1}", "train.reference_every=1")
-CASES = {"critic": CRITIC, "nthr": ("variant=nthr",)}
+ANSWERS = "variant={name: gt_likelihood, groups: all, relative_to: no_reasoning, train_on: spliced, answer_term: 1.0}"
+CASES = {"critic": CRITIC, "nthr": ("variant=nthr",), "answers": (ANSWERS,), "lp_reg": ("variant=lp_reg",)}
 policy = fake_checks.policy
 
 

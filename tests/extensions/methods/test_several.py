@@ -6,6 +6,11 @@ import several_runs
 RECIPES = {
     "token_critic": ["variant=token_critic", "critic={optimizer: {learning_rate: 1.0e-3, eps: 1.0e-3}}"],
     "xrpo": ["variant=xrpo"],
+    "lp_reg": ["variant=lp_reg"],
+    "the answer's gradient": [
+        "variant={name: gt_likelihood, groups: all, likelihood: log, relative_to: no_reasoning, train_on: spliced, "
+        "answer_term: 1.0}"
+    ],
 }
 
 
