@@ -119,7 +119,7 @@ def test_verdicts_are_of_whole_rows_and_take_the_mean_of_joined_sweeps(monkeypat
     runs = {"a": {"x": [0.9, 0.8]}, "b": {"x": [0.7, 0.8]}, "a/c": {"y": [0.5, 0.6]}}
     runs = {folder: {label: dict(enumerate(v)) for label, v in of.items()} for folder, of in runs.items()}
     monkeypatch.setattr(verdicts, "read", lambda folder: (runs[str(folder.relative_to(tmp_path))], []))
-    monkeypatch.setattr(verdicts, "measure", lambda run: {"grad_norm": {"mean": run}})
+    monkeypatch.setattr(verdicts, "described", lambda run: {"grad_norm": run})
     given = {"outcome": lambda run: run, "margin": 0.1, "pairs": (("x", "a/c/y"),), "sweeps": (("a", "b"),)}
     given["outcome"].__name__ = "itself"
     two = verdicts.Family(**given, seeds=2)
