@@ -3,7 +3,7 @@
 import numpy as np
 
 from grpojax import losses as L
-from grpojax.extensions.methods.true_answers import answer_tokens
+from grpojax.extensions.methods.splicing import answer_tokens
 from grpojax.run.batch import Batch
 from grpojax.run.parts.part import Part
 from grpojax.types import Tokens

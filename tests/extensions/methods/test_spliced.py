@@ -9,7 +9,8 @@ import tiny_hf
 from hf_compare import their
 from runs import draw, numbers, opened
 
-from grpojax.extensions.methods.true_answers import SplicedAnswers, TrueAnswers, _Found, _Scored, room, splice
+from grpojax.extensions.methods.splicing import SplicedAnswers, room, splice
+from grpojax.extensions.methods.true_answers import TrueAnswers, _Found, _Scored
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import learn

@@ -11,15 +11,15 @@ from runs import draw, numbers, opened
 
 from grpojax import data, variants
 from grpojax.extensions.methods import displacement
-from grpojax.extensions.methods.true_answers import (
+from grpojax.extensions.methods.splicing import (
     Marker,
     answer_tokens,
     find_marker,
-    likelihoods,
-    replace,
     splice,
     splice_groups,
+    with_answers,
 )
+from grpojax.extensions.methods.true_answers import likelihoods
 from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
 from grpojax.run import learn
@@ -278,13 +278,13 @@ def test_spliced_text_ends_as_a_sample_does(tokenizer, text, stopped, marker, wa
         lengths=np.array([[len(ids)]], np.int32), stopped=np.array([[stopped]]),
     )  # fmt: skip
     answers = splice_groups(rollout, ["7"], tokenizer, marker=marker, include_marker=False, missing="append", eos=eos)
-    made = replace(rollout, np.array([0]), answers)
+    made = with_answers(rollout, np.array([0]), answers)
     learned = made.tokens[0, 0, : made.lengths[0, 0]].tolist()
     assert tokenizer.decode(learned[:-1]) + "<eos>" == want and learned[-1] == eos and made.stopped.all()
     assert tokenizer.decode(answers.tokens[0, 0][answers.mask[0, 0]].tolist()).strip() == "7"
     # Without a token that ends samples, one that was cut goes on as one that was cut.
     bare = splice_groups(rollout, ["7"], tokenizer, marker=marker, include_marker=False, missing="append")
-    made = replace(rollout, np.array([0]), bare)
+    made = with_answers(rollout, np.array([0]), bare)
     assert made.stopped.all() == stopped == (eos in made.tokens[0, 0, : made.lengths[0, 0]])
 
 
