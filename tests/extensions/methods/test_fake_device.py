@@ -6,8 +6,13 @@ import pytest
 from grpojax.run import recipe as recipes
 
 CRITIC = ("variant={name: ppo, kl_coef: 0.1}", "critic={layers: 1, warmup_steps: 1}", "train.reference_every=1")
-ANSWERS = "variant={name: gt_likelihood, groups: all, relative_to: no_reasoning, train_on: spliced, answer_term: 1.0}"
-CASES = {"critic": CRITIC, "nthr": ("variant=nthr",), "answers": (ANSWERS,), "lp_reg": ("variant=lp_reg",)}
+ANSWERS = "groups: all, relative_to: no_reasoning, train_on: spliced, answer_term: 1.0, kl_coef: 0.1"
+CASES = {
+    "critic": CRITIC,
+    "nthr": ("variant=nthr",),
+    "answers": (f"variant={{name: gt_likelihood, {ANSWERS}}}",),
+    "lp_reg": ("variant={name: lp_reg, kl_coef: 0.1}",),
+}
 policy = fake_checks.policy
 
 
