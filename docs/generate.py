@@ -12,11 +12,11 @@ import dataclasses
 import importlib
 import inspect
 import io
-import json
 import os
 import pkgutil
 import posixpath
 import re
+import sys
 import textwrap
 import types
 import typing
@@ -38,6 +38,7 @@ from grpojax.run.recipe import Config
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
+sys.path.append(str(ROOT))  # the registered comparisons are code of the checkout
 TEXTS = DOCS / "variants.yaml"
 
 # Pages that stand elsewhere, since people look for them there.
@@ -523,32 +524,34 @@ def alarms_table() -> str:
 
 
 def experiments_figure() -> str:
-    """The experiments' differences from their controls, with intervals and the margin, from the report's JSON."""
-    report = json.loads((ROOT / "notebooks" / "results" / "controls.json").read_text(encoding="utf-8"))
-    rows = [c for c in report["comparisons"] if c["roles"] == ["control"]]
-    row, top, left, right, reach = 34, 26, 190, 740, 0.15
-    height, margin = top + row * len(rows) + 34, report["margin"]
+    """The differences in accuracy of all registered rows that are whole, with intervals and margins."""
+    from configs.experiments import verdicts
+
+    found = verdicts.whole_rows(verdicts.kept_in(ROOT / "notebooks" / "results" / "registered.jsonl"))
+    rows = [(row, c) for row, compared in found.items() for c in compared if c["outcome"] == "accuracy"]
+    line, top, left, right = 34, 26, 330, 750
+    reach = max(abs(c[end]) for _, c in rows for end in ("low", "high")) * 1.05
+    bottom = top + line * len(rows)
 
     def x(value: float) -> str:
         return f"{(left + right) / 2 + value / reach * (right - left) / 2:.1f}"
 
-    bottom = top + row * len(rows)
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" role="img" '
-        'aria-label="Differences of the experiments from their controls" class="figure">',
-        *(f'<path d="M{x(v)} {top - 8} V{bottom}" class="dashed"/>' for v in (-margin, margin)),
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {bottom + 34}" role="img" '
+        'aria-label="Differences in accuracy of the registered comparisons" class="figure">',
         f'<path d="M{x(0)} {top - 8} V{bottom}"/>',
     ]
-    for n, c in enumerate(rows):
-        y = top + row * n + row // 2
+    for n, (row, c) in enumerate(rows):
+        y = top + line * n + line // 2
+        name, other = verdicts.short(c["method"]).removeprefix(f"{row}/"), verdicts.short(c["other"]).rpartition("/")[2]
         out += [
-            f'<text x="0" y="{y + 5}" class="mono">{escape(c["method"])}</text>',
+            f'<text x="0" y="{y - 2}" class="mono">{escape(name)}</text>',
+            f'<text x="0" y="{y + 12}" class="small">{escape(f"{row}, compared with {other}")}</text>',
+            *(f'<path d="M{x(v)} {y - 13} V{y + 13}" class="dashed"/>' for v in (-c["margin"], c["margin"])),
             f'<path d="M{x(c["low"])} {y} H{x(c["high"])}"/>',
             f'<circle cx="{x(c["difference"])}" cy="{y}" r="5" class="{c["verdict"]}"/>',
         ]
-    out += [
-        f'<text x="{x(v)}" y="{bottom + 20}" class="small middle">{v:+.2f}</text>' for v in (-0.1, -0.05, 0.05, 0.1)
-    ]
+    out += [f'<text x="{x(v)}" y="{bottom + 20}" class="small middle">{v:+.1f}</text>' for v in (-0.3, -0.1, 0.1, 0.3)]
     out += [f'<text x="{x(0)}" y="{bottom + 20}" class="small middle">0</text>', "</svg>"]
     return "\n".join(out) + "\n"
 

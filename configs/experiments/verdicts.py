@@ -234,7 +234,7 @@ def described(run):
 def compare(families, found):
     """A mapping for each comparison of a row, from its runs' `outcomes`; raises `SystemExit` if some are missing."""
     out = []
-    for family in families:
+    for number, family in enumerate(families):
         outcome = family.outcome.__name__
         rows = [(names, *pair) for names in family.sweeps for pair in family.pairs]
         made = []
@@ -255,7 +255,7 @@ def compare(families, found):
         differences = [[a[s] - b[s] for s in a] for (a, b), _ in made]
         for (names, a, b), (values, norms), v in zip(rows, made, verdicts(differences, family.margin), strict=True):
             out.append({
-                "outcome": outcome, "margin": family.margin, "sweeps": names, "method": a, "other": b,
+                "family": number, "outcome": outcome, "margin": family.margin, "sweeps": names, "method": a, "other": b,
                 "values": values, "grad_norms": norms, **dataclasses.asdict(v),
             })  # fmt: skip
     return out
@@ -287,7 +287,7 @@ def whole_rows(runs):
 
 def short(name):
     """A label, or a sweep, as a reader knows it."""
-    return name.replace(f"{ARMS}-", "").replace("gt_likelihood-groups=all-likelihood=log-train_on=spliced-", "")
+    return name.replace(f"{ARMS}-", "").replace(WORKING, "gt_likelihood, as elsewhere")
 
 
 def table(found):

@@ -1,46 +1,59 @@
-"""The notebook of the experiments runs, and what is saved for it holds together."""
+"""The notebook and the page of the experiments have the verdicts that follow from the outcomes of the runs."""
 
-import json
-
+import numpy as np
 import pytest
 from notebook_files import FOLDER, printed_by
 from scipy import stats
 
-REPORT = json.loads((FOLDER / "results" / "controls.json").read_text())
+
+@pytest.fixture
+def verdicts(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
+    from configs.experiments import verdicts
+
+    return verdicts
 
 
-OWN = [c for c in REPORT["comparisons"] if "control" in c["roles"]]
+@pytest.fixture
+def rows(verdicts):
+    """The comparisons of all registered rows that are whole."""
+    return verdicts.whole_rows(verdicts.kept_in(FOLDER / "results" / "registered.jsonl"))
 
 
 @pytest.mark.slow
-def test_experiments():
-    """Read from saved results: six claims, each with what was measured."""
+def test_the_notebook_has_the_verdicts_of_all_whole_rows(verdicts, rows):
     printed = printed_by("experiments.ipynb")
-    assert printed.count("claimed: ") == printed.count("measured: accuracy") == printed.count("so: ") == len(OWN) == 6
-    for c in OWN:
-        interval = f"{c['low']:+.3f} to {c['high']:+.3f}"
-        said = "no difference of 0.05 or more" if c["verdict"] == "equivalent" else c["verdict"]
-        assert f"measured: accuracy {c['difference']:+.3f} ({interval}), {said}\n" in printed
+    assert all(line in printed for found in rows.values() for line in verdicts.table(found))
+    assert all(f"\n{row:<14}" in f"\n{printed}" for row in verdicts.ROWS)
 
 
-def test_saved_verdicts_follow_from_the_saved_values():
-    """By scipy's t tests and Holm's procedure with two hypotheses a comparison, of which one at most is true."""
-    values, margin = {r["method"]: r["values"] for r in REPORT["results"]}, REPORT["margin"]
+def check_verdicts(compared, differences, margin):
+    """Of one family, by scipy's t tests and Holm's procedure with two hypotheses a comparison, of which one at most is
+    true."""
     ps = {}
-    for c in OWN:
-        d = [values[c["method"]][str(seed)] - values[c["other"]][str(seed)] for seed in c["seeds"]]
+    for n, (c, d) in enumerate(zip(compared, differences, strict=True)):
         test = stats.ttest_1samp(d, 0)
         assert (c["low"], c["high"]) == pytest.approx(test.confidence_interval(), abs=1e-5)
         ends = ((-margin, "greater"), (margin, "less"))
-        ps[c["method"], "p_corrected"] = test.pvalue
-        ps[c["method"], "p_equivalent_corrected"] = max(
-            stats.ttest_1samp(d, end, alternative=side).pvalue for end, side in ends
-        )
+        ps[n, "p_corrected"] = test.pvalue
+        ps[n, "p_equivalent_corrected"] = max(stats.ttest_1samp(d, end, alternative=side).pvalue for end, side in ends)
     corrected, least = {}, 0.0
     for rank, key in enumerate(sorted(ps, key=ps.__getitem__)):
-        least = corrected[key] = max(least, min(1.0, ps[key] * min(len(OWN), len(ps) - rank)))
-    for c in OWN:
-        differs, equal = (corrected[c["method"], name] for name in ("p_corrected", "p_equivalent_corrected"))
+        least = corrected[key] = max(least, min(1.0, ps[key] * min(len(compared), len(ps) - rank)))
+    for n, c in enumerate(compared):
+        differs, equal = (corrected[n, name] for name in ("p_corrected", "p_equivalent_corrected"))
         assert (c["p_corrected"], c["p_equivalent_corrected"]) == pytest.approx((differs, equal), rel=1e-2, abs=1e-6)
         side = "better" if c["difference"] > 0 else "worse"
         assert c["verdict"] == ("equivalent" if equal <= 0.05 else side if differs <= 0.05 else "inconclusive")
+
+
+def test_the_page_has_the_verdicts_that_follow_from_the_noted_outcomes(verdicts, rows):
+    page = (FOLDER.parent / "docs/experiments.md").read_text()
+    assert {"rare", "likelihood"} <= rows.keys()
+    for row, found in rows.items():
+        for number in {c["family"] for c in found}:
+            family = [c for c in found if c["family"] == number]
+            differences = [np.subtract(*([v[s] for s in sorted(v)] for v in c["values"])) for c in family]
+            check_verdicts(family, differences, family[0]["margin"])
+        missing = [line for line in verdicts.table(found) if line not in page]
+        assert not missing, (row, missing)

@@ -15,13 +15,14 @@ CASES = {
     "kl, critic": CRITIC,
     "nthr": ["variant={name: nthr, kl_coef: 0.1}", "train.ppo_epochs=2"],
     "gt_likelihood": [
-        "variant={name: gt_likelihood, train_on: spliced, groups: all}",
+        "variant={name: gt_likelihood, train_on: spliced, groups: all, answer_term: 1.0, relative_to: no_reasoning}",
         "train.steps=null",
         "train.tokens=400",
     ],
     "critic, by tokens": ["variant=ppo", "critic.warmup_steps=1", "train.steps=null", "train.tokens=400"],
     "distill": ["variant={name: distill, teacher: FOLDER}"],
     "remax": ["variant=remax"],
+    "lp_reg": ["variant=lp_reg", "train.minibatches=2"],
     "xrpo": ["variant=xrpo", "rollout.sample_allocation={probe: 2, phases: 2, most: 4}"],
     "overlap": ["variant={name: grpo, importance: truncate}", "rollout.overlap=0.5"],
 }
