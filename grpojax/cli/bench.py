@@ -10,6 +10,9 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
     bench = command("bench", run, "Measures where the time of a recipe's step goes.", overrides=True, joins=True)
     bench.add_argument("--steps", type=int, default=5, help="timed steps; the median is reported")
+    bench.add_argument(
+        "--only", choices=("rollout",), help="draw rollouts one after the other, and learn nothing: compiles less"
+    )
     bench.add_argument("--full-length", action="store_true", help="ignore end-of-sequence tokens")
     bench.add_argument("--json", metavar="FILE", help="also write the figures to this file")
 
@@ -26,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
     if args.steps < 1:
         raise UserError(f"--steps {args.steps}: must be at least 1")
     config = recipe.load(args.config, args.overrides)
-    figures = benchmark.measure(config, steps=args.steps, full_length=args.full_length)
+    measure = benchmark.measure_rollouts if args.only else benchmark.measure
+    figures = measure(config, steps=args.steps, full_length=args.full_length)
     if not processes.is_first():
         return 0
     print(benchmark.format_table(figures, config.model.dtype))

@@ -13,9 +13,11 @@ import numpy as np
 
 from grpojax.device import Program
 from grpojax.host import files, processes
+from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig
 from grpojax.programs.sampler import own_tokens
 from grpojax.records.metrics import read_metrics
+from grpojax.run import work
 from grpojax.run.profiling import ProfileConfig
 from grpojax.run.recipe import Config
 from grpojax.train import Updates, open_run, train
@@ -44,12 +46,12 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     config = _timed(config, WARM + steps)
     prompts: list[list[int]] = []  # tokens of each prompt, step by step
     lengths: list[np.ndarray] = []  # [P, G] tokens of each completion, without what an environment answered
-    work: list[Mapping[str, float]] = []  # FLOPs of each phase
+    flops: list[Mapping[str, float]] = []  # of each phase
 
     def note(updates: Updates) -> None:
         prompts.append([len(p.ids) for p in updates.batch.problems])
         lengths.append(own_tokens(updates.batch.rollout).lengths)
-        work.append(updates.flops)
+        flops.append(updates.flops)
 
     run = open_run(config, eos_ids=() if full_length else None)
     train(run, note)
@@ -67,7 +69,7 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
         "update": config.train.ppo_epochs,
     }
     names = ("step",) if config.rollout.ahead else PHASES
-    figures |= phase_figures(rows[WARM:], work[WARM:], tokens, rate, passes, names)
+    figures |= phase_figures(rows[WARM:], flops[WARM:], tokens, rate, passes, names)
     figures["useful_token_fraction"] = _median(rows[WARM:], "useful_token_fraction")
     figures["reward_s"] = _median(rows[WARM:], "time/reward_s")
     figures["first_step_s"] = rows[0]["time/step_s"]
@@ -76,9 +78,60 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     return figures
 
 
+def measure_rollouts(config: Config, *, steps: int, full_length: bool = False) -> dict[str, float]:
+    """Draws ``WARM + steps`` rollouts one after the other from a policy that learns nothing; medians of the last
+    ``steps``.
+
+    A rollout is all that a step draws, also what a filter asks for. The rewards' time is not in it, but where a filter
+    waits for them.
+
+    Args:
+      config, steps, full_length: as in `measure`.
+
+    Returns:
+      What `measure` returns of the phase "rollout", and "steps", "tokens_per_step", "matmul_gflops", "first_step_s" (of
+      the first rollout), "compile_s" and "peak_memory_gib".
+
+    Raises:
+      UserError: the recipe draws its samples while it learns.
+    """
+    for name in ("ahead", "overlap"):
+        if value := getattr(config.rollout, name):
+            raise UserError(f"--only rollout with rollout.{name}={value}: it is drawn during an update; set it to 0")
+    seconds, tokens, flops = [], [], []
+    with open_run(_timed(config, WARM + steps), eos_ids=() if full_length else None) as run:
+        run.policy.device.close()  # updates need not be compiled
+        state, model = run.state, run.policy.config
+        for number in range(1, WARM + steps + 1):
+            started = time.perf_counter()
+            batch = run.source.next(state, run.source.begin(state))
+            seconds.append(time.perf_counter() - started)
+            lengths = own_tokens(batch.rollout).lengths
+            tokens.append(float(lengths.sum()))
+            flops.append(work.step_flops(model, batch, scores=0, iterations=0)["rollout"])
+            state = dataclasses.replace(state, step=number).having(run.source.after_step())
+        width = int(sum(len(p.ids) for p in batch.problems) + lengths.sum())
+    if not processes.is_first():
+        return {}
+    rate = matmul_rate(model, min(width, 8192), config.model.dtype) * jax.device_count()
+    median, drawn, gflop = (float(np.median(x[WARM:])) for x in (seconds, tokens, [f / 1e9 for f in flops]))
+    return {
+        "steps": float(steps),
+        "tokens_per_step": drawn,
+        "matmul_gflops": rate / 1e9,
+        "rollout_s": median,
+        "rollout_tokens_per_s": drawn / median,
+        "rollout_gflop": gflop,
+        "rollout_of_matmul_rate": gflop * 1e9 / median / rate,
+        "first_step_s": seconds[0],
+        "compile_s": seconds[0] - median,
+        "peak_memory_gib": _peak_memory(),
+    }
+
+
 def phase_figures(
     rows: Sequence[Mapping[str, float]],
-    work: Sequence[Mapping[str, float]],
+    flops: Sequence[Mapping[str, float]],
     tokens: float,
     rate: float,
     passes: Mapping[str, int],
@@ -88,7 +141,7 @@ def phase_figures(
 
     Args:
       rows: the metrics of the timed steps.
-      work: their FLOPs by phase (`grpojax.run.work.step_flops`).
+      flops: their FLOPs by phase (`grpojax.run.work.step_flops`).
       tokens: tokens of all completions of a step.
       rate: FLOP/s of all devices' matrix products.
       passes: how often a phase works through the tokens, if not once.
@@ -99,11 +152,11 @@ def phase_figures(
         if f"time/{name}_s" not in rows[0]:
             continue
         seconds = _median(rows, f"time/{name}_s")
-        flops = float(np.median([sum(w.values()) if name == "step" else w[name] for w in work]))
+        spent = float(np.median([sum(f.values()) if name == "step" else f[name] for f in flops]))
         figures[f"{name}_s"] = seconds
         figures[f"{name}_tokens_per_s"] = tokens * passes.get(name, 1) / seconds if seconds else 0.0
-        figures[f"{name}_gflop"] = flops / 1e9
-        figures[f"{name}_of_matmul_rate"] = flops / seconds / rate if seconds else 0.0
+        figures[f"{name}_gflop"] = spent / 1e9
+        figures[f"{name}_of_matmul_rate"] = spent / seconds / rate if seconds else 0.0
     return figures
 
 
@@ -140,12 +193,16 @@ def format_table(figures: dict[str, float], dtype: str) -> str:
             f"{name:8s} {figures[name + '_s']:9.3f} {figures[name + '_tokens_per_s']:10.0f} "
             f"{figures[name + '_gflop']:9.1f} {100 * figures[name + '_of_matmul_rate']:13.1f} %"
         )
-    lines.append(
+    line = (
         f"matmul rate {figures['matmul_gflops']:.0f} GFLOP/s in {dtype}; peak memory "
-        f"{figures['peak_memory_gib']:.2f} GiB; compile {figures['compile_s']:.1f} s; useful positions "
-        f"{100 * figures['useful_token_fraction']:.0f} %; rewards waited for {figures['reward_s']:.2f} s a step"
+        f"{figures['peak_memory_gib']:.2f} GiB; compile {figures['compile_s']:.1f} s"
     )
-    return "\n".join(lines)
+    if "reward_s" in figures:
+        line += (
+            f"; useful positions {100 * figures['useful_token_fraction']:.0f} %; rewards waited for "
+            f"{figures['reward_s']:.2f} s a step"
+        )
+    return "\n".join([*lines, line])
 
 
 def _timed(config: Config, steps: int) -> Config:

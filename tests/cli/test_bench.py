@@ -73,6 +73,31 @@ def test_figures_are_medians_after_the_warm_up(recipe, fake_runs, tmp_path):
     assert timed.train.eval_every == 0 and timed.data.validation is timed.profile.steps is None
 
 
+@pytest.mark.slow
+def test_rollouts_alone_are_drawn_and_nothing_is_learned(recipe, tmp_path, monkeypatch, capsys):
+    """Each rollout draws the next prompts, and its tokens and FLOPs are those of a step's rollout."""
+    opened, ran = [], benchmark.open_run
+    monkeypatch.setattr(benchmark, "open_run", lambda *a, **k: opened.append(ran(*a, **k)) or opened[-1])
+    given = [str(recipe), f"run.dir={tmp_path / 'run'}", "--steps", "2", "--full-length"]
+    given += ["--json", str(tmp_path / "out")]
+    assert cli.main(["bench", *given, "--only", "rollout"]) == 0
+    assert "update" not in capsys.readouterr().out
+    alone = json.loads((tmp_path / "out").read_text())
+    assert opened[0].state.step == 0 and not (tmp_path / "run" / "1" / "metrics.jsonl").read_text()
+    assert opened[0].programs.update.jitted()._cache_size() == 0
+    assert cli.main(["bench", *given]) == 0
+    whole = json.loads((tmp_path / "out").read_text())
+    assert alone.keys() < whole.keys() and alone["tokens_per_step"] == whole["tokens_per_step"]
+    assert alone["rollout_gflop"] == pytest.approx(whole["rollout_gflop"], rel=0.2)  # other prompts
+
+
+@pytest.mark.parametrize("setting", ["rollout.ahead=1", "rollout.overlap=0.5"])
+def test_rollouts_that_are_drawn_during_updates_are_not_timed_alone(recipe, tmp_path, setting, capsys):
+    given = [str(recipe), f"run.dir={tmp_path}", setting, "variant={name: grpo, importance: truncate}"]
+    assert cli.main(["bench", *given, "--only", "rollout"]) == 2
+    assert f"--only rollout with {setting}: it is drawn during an update" in capsys.readouterr().err
+
+
 def test_a_recipe_that_ends_by_tokens_is_timed_for_steps(recipe, fake_runs, tmp_path):
     config = recipes.load(recipe, [f"run.dir={tmp_path}", "train.tokens=100"])
     benchmark.measure(config, steps=1)
