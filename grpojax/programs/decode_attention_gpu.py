@@ -205,7 +205,7 @@ def attend(
     a larger score turns up (FlashAttention-2, arXiv 2307.08691, section 3.1).
 
     Args:
-      q: ``[R, S, Hkv, r, d]``, scaled.
+      q: ``[R, Hkv, S, r, d]``, scaled.
       keys, values: ``[R, S, Hkv, T, d]``, rings of T positions, T a multiple of ``block``.
       position: [] int32, position of the newest token in all rings.
       counts: ``[R, S]`` int32, how many tokens each slot reads. These are the last ones up to ``position``.
@@ -220,7 +220,7 @@ def attend(
       cap: scores become ``cap * tanh(score / cap)``; 0 leaves them as they are.
 
     Returns:
-      ``[R, S, Hkv, r, d]`` in ``q``'s dtype. On a CPU the kernel is interpreted.
+      ``[R, S, Hkv, r, d]``, another order than that of ``q``, in its dtype. On a CPU the kernel is interpreted.
 
     Example:
       >>> q, cache = jnp.ones((1, 1, 1, 1, 4)), jnp.arange(64.0).reshape(1, 1, 1, 16, 4)
@@ -240,19 +240,20 @@ def attend(
         return pl.BlockSpec((None, None, None, *shape), lambda i, j, h: (i, h, j, *[0] * len(shape)))
 
     def run(position, counts, q, *args, interpret=False):
+        p, k, s = q.shape[:3]
         one, slot = pl.BlockSpec((), lambda i, j, h: ()), pl.BlockSpec((None, None), lambda i, j, h: (i, j))
         of_cache = of_slot(size, columns), of_slot(size, columns)
         return pl.pallas_call(
             functools.partial(_slot_kernel, **sizes),
-            grid=q.shape[:3],
-            in_specs=[one, slot, of_slot(rows, columns), *of_cache, *[of_prompt(rows)] * 2, of_prompt(rows, columns)],
+            grid=(p, s, k),
+            in_specs=[one, slot, of_prompt(rows, columns), *of_cache, *[of_prompt(rows)] * 2, of_prompt(rows, columns)],
             out_specs=of_slot(rows, columns),
-            out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+            out_shape=jax.ShapeDtypeStruct((p, s, k, r, d), q.dtype),
             compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages),
             interpret=interpret,
             name="slots",
         )(position, counts, q, *args)
 
     slots, heads = spec(("shard", None, "kv_heads"), TRAIN), spec(("shard", "kv_heads"), TRAIN)
-    takes = jax.P(), spec(("shard",), TRAIN), slots, slots, slots, heads, heads, heads
+    takes = jax.P(), spec(("shard",), TRAIN), heads, slots, slots, heads, heads, heads
     return _on_devices(run, mesh, takes, slots)(position, counts, q, keys, values, *prompt)

@@ -35,7 +35,9 @@ class GpuCache(Listed):
     ) -> Array:
         """As of `Cache`, by a kernel for the prompts and one for the slots' tokens."""
         (p, g, k, r, d), (cap, sinks) = q.shape, logits
-        by_prompt = q.swapaxes(1, 2).reshape(p, k, g * r, d)
+        # Both kernels take the queries in this order, so that XLA makes them in it and copies none.
+        q = q.swapaxes(1, 2)
+        by_prompt = q.reshape(p, k, g * r, d)
         first = None if seen.oldest is None else jnp.repeat(seen.oldest, r, 1)
         mesh, lengths = self.compute.mesh, prompt_mask.sum(-1, dtype=jnp.int32)
         found = decode_attention_gpu.of_prompt(by_prompt, *prompt, lengths, first, mesh=mesh, cap=cap)
