@@ -257,6 +257,25 @@ def gelu_gated(gate: Array, up: Array) -> Array:
     return jax.nn.gelu(gate, approximate=True) * up
 
 
+_TOGETHER = ("q", "k", "v"), ("q_gated", "k", "v"), ("gate", "up"), ("shared_gate", "shared_up")
+
+
+def joined(weights: Mapping[str, Any], compute: Compute) -> dict[str, Any]:
+    """One layer's weights by name, where those that multiply the same factor are one (`grpojax.models.matrix.Joined`).
+
+    A weight that is no array, or is cut over devices, stays as it is.
+    """
+    made = dict(weights)
+    if compute.mesh is not None and compute.mesh.shape["tensor"] > 1:
+        return made
+    for names in _TOGETHER:
+        given = [made.get(name) for name in names]
+        if all(w is not None and not matrix.is_matrix(w) and w.ndim == 2 for w in given):
+            biases = [made.pop(f"{name}_bias", None) for name in names]
+            made["+".join(names)] = matrix.Joined.of([made.pop(name) for name in names], biases, compute.dtype)
+    return made
+
+
 Attend = Callable[[Array, Array, Array, Logits | None], tuple[Array, Any]]
 _GATES = {"silu": gated, "gelu_tanh": gelu_gated}
 _MLP_TOKENS = 1024  # tokens of a shard that the MLP takes at once if memory is short (`Compute.lean`)
@@ -271,8 +290,9 @@ class Layer:
       config, compute: how to run the layer.
       one: the number 1, hidden from the compiler. Weights are multiplied by it, so that XLA casts the weights of a
         layer when it runs that layer, instead of all before the first layer. None if there is nothing to cast.
-      separately: multiply with one weight after the other. XLA:GPU joins two products that share a factor, and copies
-        both weights into one array for that. In a decode step the copy moves more bytes than the products.
+      separately: multiply with one weight after the other, where they are not `joined`. XLA:GPU joins two products that
+        share a factor, and copies both weights into one array for that. In a decode step the copy moves more bytes than
+        the products.
       choices: ``[..., k]``, what the MLP chose for the tokens in an earlier forward, if it is to choose the same
         (`grpojax.models.layer_kinds.Mlp`).
 
@@ -326,7 +346,10 @@ class Layer:
         return y.reshape(*x.shape[:-1], -1)
 
     def linears(self, x: Array, *names: str) -> list[Array]:
-        """`linear` by several weights."""
+        """`linear` by several weights, which may have been joined (`joined`)."""
+        if (joined := self.w.get("+".join(names))) is not None:
+            products = joined.products(x.reshape(-1, x.shape[-1]))
+            return [y.reshape(*x.shape[:-1], -1) for y in products]
         made = []
         for name in names:
             if self._separately and made:

@@ -32,7 +32,7 @@ from grpojax.models.attention import FAR
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.layers import Difference, Layer, differences, final_norm, rope_tables, tables_of_layer
+from grpojax.models.layers import Difference, Layer, differences, final_norm, joined, rope_tables, tables_of_layer
 from grpojax.models.number_formats import CacheFormat
 from grpojax.models.weight_table import DECODER, by_layer, leaf_name
 from grpojax.programs import kv_cache, slot_states
@@ -330,6 +330,8 @@ def _layers(stacked: dict[str, Any], config: DecoderConfig, compute: Compute) ->
         layers = by_layer(listed, config.kinds)
     else:
         layers = kv_cache.per_layer(stacked, kv_cache.of(compute).listed)
+    if compute.on_gpu:
+        return [joined(layer, compute) for layer in layers]
     if kv_cache.platform(compute) != "cpu" or compute.mesh is not None:
         return layers
 

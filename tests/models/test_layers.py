@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from plain_decoder import BASE, FAMILIES
 
-from grpojax.models import layers
+from grpojax.models import Compute, layers, matrix
 from grpojax.models.layer_kinds import Kind
 
 
@@ -81,3 +81,27 @@ def test_fewer_layers_keep_those_of_each_kind_that_are_left():
     assert mixed.attending == (1, 3) and mixed.period == (Kind(mixer="another"), Kind())
     fewer = dataclasses.replace(mixed, num_layers=3)
     assert fewer.attending == (1,) and fewer.mixer_layers == (0, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_of_joined_weights_are_those_of_each(dtype):
+    """With the biases that there are. What cannot be joined stays: a weight of another form, and one without others."""
+    x, compute = _random(5, 7), Compute(dtype=dtype)
+    given = {
+        name: _random(7, n) for name, n in zip(("q", "k", "v", "gate", "up", "down"), (6, 3, 2, 4, 4, 5), strict=True)
+    }
+    given |= {"q_bias": _random(6), "v_bias": _random(2), "up": matrix.Transposed.of(_random(7, 4))}
+    made = layers.joined(given, compute)
+    assert made.keys() == {"q+k+v", "gate", "up", "down"} and made["gate"] is given["gate"]
+    layer = layers.Layer(Kind(), {"q+k+v": made["q+k+v"]}, BASE, compute)
+    for name, got in zip("qkv", layer.linears(x.astype(dtype), "q", "k", "v"), strict=True):
+        want = x @ given[name] + given.get(f"{name}_bias", 0)
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got.astype(jnp.float32), want, atol=0.1 if dtype == "bfloat16" else 1e-5)
+
+
+def test_weights_that_are_cut_over_devices_are_not_joined():
+    given = {name: _random(7, 4) for name in ("gate", "up")}
+    for tensor, names in ((1, {"gate+up"}), (2, {"gate", "up"})):
+        mesh = jax.make_mesh((tensor,), ("tensor",), devices=jax.devices()[:tensor])
+        assert layers.joined(given, Compute(mesh=mesh)).keys() == names

@@ -45,6 +45,7 @@ RUNS = {
     "nthr": (["variant=nthr"], set()),
     "nthr, squares apart": (["variant={name: nthr, self_term: false}"], set()),
     "gt_likelihood": (["variant=gt_likelihood"], set()),
+    "lp_reg": (["variant=lp_reg"], set()),
     "distill": (["variant={name: distill, teacher: qwen}"], set()),
     "critic": (["variant=token_critic"], {"update"}),
     "critic, trunk frozen": (["variant=ppo", "critic.trunk=frozen", "critic.warmup_steps=2"], set()),
@@ -82,7 +83,7 @@ def taken(name):
 
 def test_the_programs_of_every_kind_are_exported():
     more = """critic, critic update, teacher, rollout phase, greedy, score with entropy, covariance mask, influence,
-        true answers, reference refresh, evaluation reshard"""
+        true answers, reference refresh, evaluation reshard, proxy"""
     known = {*EVERY, *(name.strip() for name in more.split(","))}
     assert {what for name in RUNS for what in taken(name)} == known
 
