@@ -91,13 +91,6 @@ def test_rollouts_alone_are_drawn_and_nothing_is_learned(recipe, tmp_path, monke
     assert alone["rollout_gflop"] == pytest.approx(whole["rollout_gflop"], rel=0.2)  # other prompts
 
 
-@pytest.mark.parametrize("setting", ["rollout.ahead=1", "rollout.overlap=0.5"])
-def test_rollouts_that_are_drawn_during_updates_are_not_timed_alone(recipe, tmp_path, setting, capsys):
-    given = [str(recipe), f"run.dir={tmp_path}", setting, "variant={name: grpo, importance: truncate}"]
-    assert cli.main(["bench", *given, "--only", "rollout"]) == 2
-    assert f"--only rollout with {setting}: it is drawn during an update" in capsys.readouterr().err
-
-
 def test_a_recipe_that_ends_by_tokens_is_timed_for_steps(recipe, fake_runs, tmp_path):
     config = recipes.load(recipe, [f"run.dir={tmp_path}", "train.tokens=100"])
     benchmark.measure(config, steps=1)
