@@ -98,7 +98,7 @@ def measure_rollouts(config: Config, *, steps: int, full_length: bool = False) -
     for name in ("ahead", "overlap"):
         if value := getattr(config.rollout, name):
             raise UserError(f"--only rollout with rollout.{name}={value}: it is drawn during an update; set it to 0")
-    seconds, tokens, flops = [], [], []
+    seconds, tokens, widths, flops = [], [], [], []
     with open_run(_timed(config, WARM + steps), eos_ids=() if full_length else None) as run:
         run.policy.device.close()  # updates need not be compiled
         state, model = run.state, run.policy.config
@@ -108,12 +108,12 @@ def measure_rollouts(config: Config, *, steps: int, full_length: bool = False) -
             seconds.append(time.perf_counter() - started)
             lengths = own_tokens(batch.rollout).lengths
             tokens.append(float(lengths.sum()))
+            widths.append(int(sum(len(p.ids) for p in batch.problems) + lengths.sum()))
             flops.append(work.step_flops(model, batch, scores=0, iterations=0)["rollout"])
             state = dataclasses.replace(state, step=number).having(run.source.after_step())
-        width = int(sum(len(p.ids) for p in batch.problems) + lengths.sum())
     if not processes.is_first():
         return {}
-    rate = matmul_rate(model, min(width, 8192), config.model.dtype) * jax.device_count()
+    rate = matmul_rate(model, min(int(np.median(widths[WARM:])), 8192), config.model.dtype) * jax.device_count()
     median, drawn, gflop = (float(np.median(x[WARM:])) for x in (seconds, tokens, [f / 1e9 for f in flops]))
     return {
         "steps": float(steps),
