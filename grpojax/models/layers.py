@@ -257,7 +257,7 @@ def gelu_gated(gate: Array, up: Array) -> Array:
     return jax.nn.gelu(gate, approximate=True) * up
 
 
-_TOGETHER = ("q", "k", "v"), ("q_gated", "k", "v"), ("gate", "up"), ("shared_gate", "shared_up")
+_TOGETHER = ("q", "k", "v"), ("q_gated", "k", "v"), ("gate", "up")
 
 
 def joined(weights: Mapping[str, Any], compute: Compute) -> dict[str, Any]:

@@ -64,8 +64,9 @@ def derivatives(logps: Tokens, mask: Tokens, kind: str, likelihood: Samples) -> 
 
     Example:
       >>> logps, mask = np.log([[[0.5, 0.2, 0.8]]]), np.ones((1, 1, 3), bool)
-      >>> derivatives(logps, mask, "mean", likelihoods(logps, mask, "mean")).round(4).tolist()
-      [[[0.1667, 0.0667, 0.2667]]]
+      >>> found = derivatives(logps, mask, "mean", likelihoods(logps, mask, "mean"))
+      >>> [round(float(x), 4) for x in found[0, 0]]
+      [0.1667, 0.0667, 0.2667]
     """
     count = np.maximum(mask.sum(-1, keepdims=True), 1)
     by_token = {
