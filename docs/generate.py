@@ -38,7 +38,9 @@ from grpojax.run.recipe import Config
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-sys.path.append(str(ROOT))  # the registered comparisons are code of the checkout
+sys.path.append(str(ROOT))  # the registered comparisons are code of the checkout; mkdocs takes the path away again
+from configs.experiments import verdicts  # noqa: E402
+
 TEXTS = DOCS / "variants.yaml"
 
 # Pages that stand elsewhere, since people look for them there.
@@ -525,8 +527,6 @@ def alarms_table() -> str:
 
 def experiments_figure() -> str:
     """The differences in accuracy of all registered rows that are whole, with intervals and margins."""
-    from configs.experiments import verdicts
-
     found = verdicts.whole_rows(verdicts.kept_in(ROOT / "notebooks" / "results" / "registered.jsonl"))
     rows = [(row, c) for row, compared in found.items() for c in compared if c["outcome"] == "accuracy"]
     line, top, left, right = 34, 26, 330, 750
