@@ -99,8 +99,7 @@ def measure_rollouts(config: Config, *, steps: int, full_length: bool = False) -
         if value := getattr(config.rollout, name):
             raise UserError(f"--only rollout with rollout.{name}={value}: it is drawn during an update; set it to 0")
     seconds, tokens, widths, flops = [], [], [], []
-    with open_run(_timed(config, WARM + steps), eos_ids=() if full_length else None) as run:
-        run.policy.device.close()  # updates need not be compiled
+    with open_run(_timed(config, WARM + steps), eos_ids=() if full_length else None, learns=False) as run:
         state, model = run.state, run.policy.config
         for number in range(1, WARM + steps + 1):
             started = time.perf_counter()

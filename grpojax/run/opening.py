@@ -48,6 +48,7 @@ def open_run(
     *,
     eos_ids: tuple[int, ...] | None = None,
     take_over: bool = False,
+    learns: bool = True,
 ) -> Run:
     """Opens a run, new or resumed from its directory.
 
@@ -56,6 +57,7 @@ def open_run(
       devices: devices to run on; None takes all there are.
       eos_ids: tokens that end a sample in place of the model's; if empty, every sample has the full length.
       take_over: break another process's claim on a run directory in a bucket.
+      learns: whether it will learn. If not, updates and scores are not compiled ahead.
 
     Raises:
       UserError: the directory holds a run of another recipe, or the recipe's data, model, sizes or rewards do not go
@@ -70,7 +72,7 @@ def open_run(
             kept = Kept.of(config, take_over=take_over)
             made = _prepare(held, config, tokenizer, kept, devices, eos_ids)
             _tell(config)
-        return _started(held, config, kept, made)
+        return _started(held, config, kept, made, learns)
 
 
 @contextlib.contextmanager
@@ -226,7 +228,7 @@ def _tell(config: Config) -> None:
         log.info("%s", twin)
 
 
-def _started(held: contextlib.ExitStack, config: Config, kept: Kept, made: _Made) -> Run:
+def _started(held: contextlib.ExitStack, config: Config, kept: Kept, made: _Made, learns: bool) -> Run:
     """The run, whose state is new or restored."""
     policy, journal, train = made.policy, kept.journal, config.train
     shape, longest = policy.shape, _longest_prompt(config, made.problems)
@@ -235,8 +237,9 @@ def _started(held: contextlib.ExitStack, config: Config, kept: Kept, made: _Made
     programs = make_programs(learning, made.parts)
     # Not earlier: until here a recipe may be refused.
     others = [kind(config, shape) for kind in parts.of(config).values()]  # a dry run opens parts of its own
-    policy.device.compile_ahead(learner_calls(config, shape, programs, others, longest_prompt=longest))
-    held.callback(policy.device.close)
+    if learns:
+        policy.device.compile_ahead(learner_calls(config, shape, programs, others, longest_prompt=longest))
+        held.callback(policy.device.close)
     setup = Setup(
         config=config,
         policy=policy,
