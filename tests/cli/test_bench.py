@@ -10,6 +10,7 @@ import pytest
 
 from grpojax.cli import benchmark
 from grpojax.cli import main as cli
+from grpojax.device import Real
 from grpojax.models import DecoderConfig
 from grpojax.models.flops import decode_bytes, forward_flops, layer_weights
 from grpojax.run import recipe as recipes
@@ -76,15 +77,17 @@ def test_figures_are_medians_after_the_warm_up(recipe, fake_runs, tmp_path):
 @pytest.mark.slow
 def test_rollouts_alone_are_drawn_and_nothing_is_learned(recipe, tmp_path, monkeypatch, capsys):
     """Each rollout draws the next prompts, and its tokens and FLOPs are those of a step's rollout."""
-    opened, ran = [], benchmark.open_run
+    opened, ran, ahead = [], benchmark.open_run, []
+    monkeypatch.setattr(Real, "compile_ahead", lambda device, calls: ahead.append(calls))
     monkeypatch.setattr(benchmark, "open_run", lambda *a, **k: opened.append(ran(*a, **k)) or opened[-1])
     given = [str(recipe), f"run.dir={tmp_path / 'run'}", "--steps", "2", "--full-length"]
     given += ["--json", str(tmp_path / "out")]
     assert cli.main(["bench", *given, "--only", "rollout"]) == 0
-    assert "update" not in capsys.readouterr().out
+    assert "update" not in capsys.readouterr().out and not ahead
     alone = json.loads((tmp_path / "out").read_text())
     assert opened[0].state.step == 0 and not (tmp_path / "run" / "1" / "metrics.jsonl").read_text()
     assert cli.main(["bench", *given]) == 0
+    assert ahead
     whole = json.loads((tmp_path / "out").read_text())
     assert alone.keys() < whole.keys() and alone["tokens_per_step"] == whole["tokens_per_step"]
     assert alone["rollout_gflop"] == pytest.approx(whole["rollout_gflop"], rel=0.2)  # other prompts
