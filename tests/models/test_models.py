@@ -1,6 +1,7 @@
 """The group-native forward against a plain forward of one sequence at a time."""
 
 import dataclasses
+import re
 
 import flat_batches
 import jax
@@ -73,6 +74,18 @@ def test_a_layer_that_keeps_its_products_keeps_what_cudnn_gave(remat, times, mon
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     forward, backward = (text.count(f"__cudnn$fmhaScaleBiasSoftmax{end}(") for end in ("", "Backward"))
     assert forward == times * backward > 0
+
+
+def test_layers_one_by_one_are_read_at_numbers_that_the_compiler_does_not_know():
+    """At known numbers a GPU's compiler writes kernels of their own for each layer."""
+    graph, params = dec.abstract(BASE)
+    rows = jax.tree.map(lambda x: x[0], flat_batches.pack(ragged_batch(np.random.default_rng(3)))[0])
+    traced = jax.jit(lambda params: score(graph, params, rows, Compute(platform="gpu")).logps).trace(params)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    hidden = re.findall(r"(%\d+):\d+ = stablehlo.optimization_barrier", text)
+    read = re.findall(r"call @dynamic_index_in_dim\w*\(%arg\d+, (%\d+)#\d+\)", text)
+    assert len(read) == BASE.num_layers * len(jax.tree.leaves(params["layers"]))
+    assert set(read) == set(hidden)
 
 
 @pytest.mark.slow
