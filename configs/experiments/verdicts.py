@@ -307,6 +307,18 @@ def table(found):
     return lines
 
 
+def start_table(right, draws=1000, ks=(1, 4, 16, 64, 219, 338)):
+    """The lines of a markdown table of the start's mean pass@k by level, from the right ones of each problem's draws.
+
+    In row 3 a prompt is drawn 219 times in a run. 338 is the most that culling makes of it, with groups of 4.
+    """
+    lines = [f"| gifts | {' | '.join(f'pass@{k}' for k in ks)} |", "|---" * (len(ks) + 1) + "|"]
+    for level, counts in right.items():
+        means = (np.mean([pass_at_k(draws, count, k) for count in counts]) for k in ks)
+        lines.append(f"| {level} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+    return lines
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("row", choices=ROWS)

@@ -5,6 +5,8 @@ import pytest
 from notebook_files import FOLDER, printed_by
 from scipy import stats
 
+PAGE = FOLDER.parent / "docs/experiments.md"
+
 
 @pytest.fixture
 def verdicts(monkeypatch):
@@ -25,6 +27,8 @@ def test_the_notebook_has_the_verdicts_of_all_whole_rows(verdicts, rows):
     printed = printed_by("experiments.ipynb")
     assert all(line in printed for found in rows.values() for line in verdicts.table(found))
     assert all(f"\n{row:<14}" in f"\n{printed}" for row in verdicts.ROWS)
+    levels = [line for line in printed.splitlines() if line.startswith("| ") and line.count("|") == 8]
+    assert len(levels) == 8 and all(line in PAGE.read_text() for line in levels)
 
 
 def check_verdicts(compared, differences, margin):
@@ -52,7 +56,7 @@ def check_verdicts(compared, differences, margin):
 
 
 def test_the_page_has_the_verdicts_that_follow_from_the_noted_outcomes(verdicts, rows):
-    page = (FOLDER.parent / "docs/experiments.md").read_text()
+    page = PAGE.read_text()
     assert {"rare", "likelihood"} <= rows.keys()
     for row, found in rows.items():
         for number in {c["family"] for c in found}:
