@@ -285,6 +285,21 @@ def whole_rows(runs):
     return found
 
 
+def with_one_seed_less(found):
+    """Those of `compare`'s comparisons that get another verdict with one seed left out, with those seeds' share."""
+    changes = []
+    for number in dict.fromkeys(c["family"] for c in found):
+        family = [c for c in found if c["family"] == number]
+        differences = [{s: a[s] - b[s] for s in a} for a, b in (c["values"] for c in family)]
+        seeds = sorted(set().union(*differences))
+        left = [[[x for s, x in d.items() if s != out] for d in differences] for out in seeds]
+        made = [verdicts(each, family[0]["margin"]) for each in left]
+        for i, c in enumerate(family):
+            share = float(np.mean([v[i].verdict != c["verdict"] for v in made]))
+            changes += [(c, share)] if share else []
+    return changes
+
+
 def short(name):
     """A label, or a sweep, as a reader knows it."""
     return name.replace(f"{ARMS}-", "").replace(WORKING, "gt_likelihood, as elsewhere")

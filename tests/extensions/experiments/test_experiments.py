@@ -133,6 +133,18 @@ def test_verdicts_are_of_whole_rows_and_take_the_mean_of_joined_sweeps(monkeypat
         verdicts.compare([verdicts.Family(**given)], made)
 
 
+def test_a_verdict_that_hangs_on_one_seed_is_told_with_its_share():
+    from configs.experiments import verdicts
+
+    def comparison(verdict, *differences):
+        values = [dict(enumerate(differences)), dict.fromkeys(range(len(differences)), 0.0)]
+        return {"family": 0, "margin": 0.1, "values": values, "verdict": verdict}
+
+    steady = comparison("worse", -1.0, -1.001, -0.999)
+    hangs = comparison("inconclusive", -1.0, -1.001, 1.0)  # without the third seed it is worse
+    assert verdicts.with_one_seed_less([steady, hangs]) == [(hangs, pytest.approx(1 / 3))]
+
+
 def test_outcomes_that_are_kept_join_those_of_another_machine(tmp_path):
     from configs.experiments import verdicts
 
