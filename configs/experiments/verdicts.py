@@ -18,7 +18,7 @@ import numpy as np
 from grpojax.evaluation.estimates import pass_at_k
 from grpojax.extensions.experiments.comparison import verdicts
 from grpojax.extensions.experiments.measures import measure
-from grpojax.extensions.experiments.runs import FAILED, UNFINISHED, of_sweep, read_runs, read_sweep
+from grpojax.extensions.experiments.runs import FAILED, KILLED, UNFINISHED, of_sweep, read_runs, read_sweep
 from grpojax.extensions.problems import reasoning
 
 AT = "sweep", "method", "seed"
@@ -186,8 +186,13 @@ def read(folder):
     if found is None:
         raise SystemExit(f"{folder}: no sweep; docs/registration.md has the command")
     methods, notes = of_sweep(*found, read_runs([folder])[0])
-    notes += [f"{run.path}: left out, {run.state()}" for m in methods for run in m.runs if run.ending[0] == UNFINISHED]
-    return {m.name: {run.seed: run for run in m.ended} for m in methods}, notes
+    notes += [f"{run.path}: left out, {run.state()}" for m in methods for run in m.runs if not over(run)]
+    return {m.name: {run.seed: run for run in m.ended if over(run)} for m in methods}, notes
+
+
+def over(run):
+    """Whether a run is finished, or failed by itself. One that was killed from outside left no reason, and goes on."""
+    return run.ending[0] != UNFINISHED and run.ending[1] != KILLED
 
 
 def sweeps_of(families):

@@ -22,6 +22,7 @@ from grpojax.records.metrics import read_metrics
 # Settings in which two runs of one method may differ.
 _OWN = ("train.seed", "run.", "tracking.", "compile_cache", "profile.")
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
+KILLED = "its process left no reason; it was killed or crashed"  # of some that have failed
 STARTED_AGAIN = 75  # exit status of a run that asks to be started again
 
 
@@ -87,7 +88,7 @@ class PastRun:
         alarms = [name.removeprefix("watch/") for name in last if name.startswith("watch/") and last[name]]
         if alarms and setting(self.config, "train.on_collapse") == "stop":
             return f"stopped by the alarm {alarms[0]}"
-        return "its process left no reason; it was killed or crashed"
+        return KILLED
 
     def value(self, metric: str) -> float | None:
         """Its result: the last value of a held-out metric, or None for an unfinished run.

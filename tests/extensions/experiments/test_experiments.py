@@ -133,6 +133,21 @@ def test_verdicts_are_of_whole_rows_and_take_the_mean_of_joined_sweeps(monkeypat
         verdicts.compare([verdicts.Family(**given)], made)
 
 
+@pytest.mark.parametrize(
+    ("ending", "over"),
+    [
+        (("finished", ""), True),
+        (("failed", "the gradient was not finite"), True),
+        (("failed", "its process left no reason; it was killed or crashed"), False),
+        (("unfinished", "it goes on"), False),
+    ],
+)
+def test_a_run_that_was_killed_from_outside_is_not_over(ending, over):
+    from configs.experiments import verdicts
+
+    assert verdicts.over(types.SimpleNamespace(ending=ending)) == over
+
+
 def test_a_verdict_that_hangs_on_one_seed_is_told_with_its_share():
     from configs.experiments import verdicts
 
