@@ -18,7 +18,7 @@ import numpy as np
 from grpojax.evaluation.estimates import pass_at_k
 from grpojax.extensions.experiments.comparison import verdicts
 from grpojax.extensions.experiments.measures import measure
-from grpojax.extensions.experiments.runs import FAILED, KILLED, UNFINISHED, of_sweep, read_runs, read_sweep
+from grpojax.extensions.experiments.runs import FAILED, NO_REASON, SIGNAL, UNFINISHED, of_sweep, read_runs, read_sweep
 from grpojax.extensions.problems import reasoning
 
 AT = "sweep", "method", "seed"
@@ -191,8 +191,8 @@ def read(folder):
 
 
 def over(run):
-    """Whether a run is finished, or failed by itself. One that was killed from outside left no reason, and goes on."""
-    return run.ending[0] != UNFINISHED and run.ending[1] != KILLED
+    """Whether a run is finished, or failed for a reason of its own. One that was killed from outside goes on."""
+    return run.ending[0] != UNFINISHED and not run.ending[1].startswith((NO_REASON, SIGNAL))
 
 
 def sweeps_of(families):

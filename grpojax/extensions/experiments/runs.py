@@ -22,7 +22,8 @@ from grpojax.records.metrics import read_metrics
 # Settings in which two runs of one method may differ.
 _OWN = ("train.seed", "run.", "tracking.", "compile_cache", "profile.")
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
-KILLED = "its process left no reason; it was killed or crashed"  # of some that have failed
+# Reasons of failed runs that may have been killed from outside.
+NO_REASON, SIGNAL = "its process left no reason; it was killed or crashed", "killed by signal"
 STARTED_AGAIN = 75  # exit status of a run that asks to be started again
 
 
@@ -77,7 +78,7 @@ class PastRun:
         if self.failure is not None:
             status = self.failure.status or 0
             last = self.failure.lines[-1] if self.failure.lines else f"exit status {status}"
-            return FAILED, f"killed by signal {-status}" if status < 0 else last
+            return FAILED, f"{SIGNAL} {-status}" if status < 0 else last
         return (FAILED, self._symptom()) if self.done else (UNFINISHED, "no step is recorded")
 
     def _symptom(self) -> str:
@@ -88,7 +89,7 @@ class PastRun:
         alarms = [name.removeprefix("watch/") for name in last if name.startswith("watch/") and last[name]]
         if alarms and setting(self.config, "train.on_collapse") == "stop":
             return f"stopped by the alarm {alarms[0]}"
-        return KILLED
+        return NO_REASON
 
     def value(self, metric: str) -> float | None:
         """Its result: the last value of a held-out metric, or None for an unfinished run.

@@ -139,6 +139,7 @@ def test_verdicts_are_of_whole_rows_and_take_the_mean_of_joined_sweeps(monkeypat
         (("finished", ""), True),
         (("failed", "the gradient was not finite"), True),
         (("failed", "its process left no reason; it was killed or crashed"), False),
+        (("failed", "killed by signal 15"), False),
         (("unfinished", "it goes on"), False),
     ],
 )
