@@ -13,7 +13,7 @@ import numpy as np
 from grpojax import masked
 from grpojax.advantages import Signals, Transform
 from grpojax.advantages.signals import described, need, outcome_of, per_sample
-from grpojax.types import Array, PerPrompt, Samples, Scalar, is_concrete
+from grpojax.types import Array, PerPrompt, Samples, Scalar
 
 # --- which prompts are kept
 
@@ -65,7 +65,7 @@ def keep_prompts(
     if on not in metrics:
         raise ValueError(f"keep_prompts(on={on!r}): no such metric; there are {', '.join(sorted(metrics))}")
     bounded = above is not None or below is not None
-    if bounded and success is None and is_concrete(metrics[on]):
+    if bounded and success is None and not isinstance(metrics[on], jax.core.Tracer):
         known = np.asarray(metrics[on], np.float32)
         graded = known[np.isfinite(known) & (known != 0) & (known != 1)]
         if graded.size:

@@ -26,7 +26,8 @@ __all__ = ["Lesson", "Run", "State", "Updates", "open_run", "save", "step", "tra
 
 
 def train(run: Run, on_step: Callable[[Updates], None] = lambda updates: None) -> bool:
-    """Trains to the end, and closes the run. The state is saved whatever ends it.
+    """Trains to the end, and closes the run. The state is saved at the end, when the run is stopped, and after a
+    `UserError` of a step or between steps. After another error, such as memory that runs out, the last save is left.
 
     Args:
       run: an open run, new or resumed.
@@ -108,6 +109,7 @@ def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda st
     state = meanwhile(state)
     clock.leave_out(until=run.journal.since)  # while the updates of the step before were waited for
     batch = run.source.next(state, first)
+    del first  # and with it the weights and caches that the rollout had on the devices
     clock.lap("rollout")
     lesson = run.learn_from(run, state, batch, clock)
 
@@ -206,10 +208,12 @@ def save(run: Run, state: State, *, evaluation_follows: bool = False) -> None:
 
 
 def _rescue(run: Run) -> int:
-    """Saves the learned state whatever ends the run. Returns the step that is saved."""
+    """Saves the learned state when the run ends, if that is not done yet. Returns the step that is saved."""
     try:
         run.journal.finish()
     finally:
-        if run.store.make_again() or run.state.step != run.journal.saved_step:
+        gone = run.store.make_again()
+        run.store.wait()  # a save that is under way may fail
+        if gone or run.store.problem or run.state.step != run.journal.saved_step:
             save(run, run.state)
     return run.state.step

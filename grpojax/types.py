@@ -87,8 +87,8 @@ class Prompts:
       tokens: ``[P, L]`` int32.
       lengths: ``[P]`` int32, tokens in use, at least 1.
       uids: ``[P]`` uint32, stable over epochs and runs; a draw's random key depends on it.
-      first_sample: ``[P]`` int32, the number of a prompt's first sample. It is 0 except where one prompt
-        stands in several rows because its group is split over devices.
+      first_sample: ``[P]`` int32, the number of a row's first sample among all samples of its prompt, over 0 where a
+        prompt stands in several rows.
     """
 
     tokens: Array

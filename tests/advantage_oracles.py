@@ -4,6 +4,7 @@ Nothing here imports grpojax.
 """
 
 import math
+from fractions import Fraction
 
 import numpy as np
 from oracles import live, std, tokens_of, valid_of
@@ -75,13 +76,13 @@ def pass_at_k(rewards, k, success=1.0):
         n, wrong = len(mine), sum(rewards[p][g] < success for g in mine)
         if n < k or wrong < k or wrong == n:
             continue
-        mean = 1 - math.comb(wrong, k) / math.comb(n, k)
+        mean = 1 - Fraction(math.comb(wrong, k), math.comb(n, k))
         sigma = math.sqrt(mean * (1 - mean))
         for g in mine:
             gap = 1 - mean
             if rewards[p][g] < success:
-                gap -= math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1)
-            out[p, g] = gap / sigma
+                gap -= Fraction(math.comb(wrong - 1, k - 1), math.comb(n - 1, k - 1))
+            out[p, g] = float(gap) / sigma
     return out
 
 

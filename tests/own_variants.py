@@ -94,6 +94,15 @@ class ReadByNobody(Luck):  # an array that no loss reads
     def weigh(self, batch):
         return {"advantage": batch.advantages}, {}
 
+class InRows(Luck):  # an array of the rows, from before the rewards
+    arrays = {"mine": Declared("P G T", "a number")}
+
+    def before(self, networks, minis):
+        return {}, {"mine": [m.rows.arrays["sampler_logps"] for m in minis]}
+
+    def after(self, networks, batch, counted):
+        return {"luck": 0 * counted}, {}
+
 def with_a_part(part="Misnamed"):
     return dataclasses.replace(lucky(), needs=(f"{__name__}:{part}",))
 

@@ -62,6 +62,8 @@ def test_bounds_of_a_graded_metric_are_refused(bounds):
     graded = {"likeness": np.array([[1, 0.9, NAN], [0, 1, 0]], np.float32)}
     with pytest.raises(ValueError, match=r"likeness.*0 and 1.*0\.9.*success"):
         X.keep_prompts(graded, "likeness", **bounds)
+    with pytest.raises(ValueError, match=r"likeness.*0 and 1.*0\.9.*success"):
+        X.keep_prompts({"likeness": graded["likeness"].tolist()}, "likeness", **bounds)
     np.testing.assert_array_equal(
         X.keep_prompts(graded, "likeness", success=0.5, **bounds), [bounds == {"above": 0.0}, 1]
     )

@@ -62,6 +62,7 @@ def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
 
       right: (1 - R) / σ        wrong: (1 - R - C(N⁻ - 1, k - 1) / C(N - 1, k - 1)) / σ
 
+    which is ``sqrt((1 - R) / R)``, and ``1 - N / N⁻`` times that, also where 1 - R is too small a number to divide by.
     Sums to 0 over a group; k = 1 is GRPO with ddof 0 and eps 0. All wrong, or fewer than k wrong: exactly 0.
     `best_margin` is another method with that name. On ``[P, G]``.
 
@@ -86,11 +87,10 @@ def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
         right = valid & (outcome >= success)
         total = valid.sum(1, keepdims=True).astype(jnp.float32)
         wrong = (valid & ~right).sum(1, keepdims=True).astype(jnp.float32)
-        fail = _none_of(k, wrong, total)
-        sigma = jnp.sqrt(fail * (1.0 - fail))
         live = valid & (total >= k) & (wrong >= k) & (wrong < total)
-        gap = jnp.where(right, fail, fail - _none_of(k - 1, wrong - 1.0, total - 1.0))
-        return jnp.where(live, gap / jnp.where(live, sigma, 1.0), 0.0)
+        fail = _none_of(k, wrong, total)
+        gain = jnp.sqrt(fail / jnp.where(live, 1.0 - fail, 1.0))
+        return jnp.where(live, jnp.where(right, gain, gain * (1.0 - total / jnp.maximum(wrong, 1.0))), 0.0)
 
     return transform
 

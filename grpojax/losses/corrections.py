@@ -10,7 +10,7 @@ from grpojax.losses.ratios import LOG_RATIO_LIMIT
 from grpojax.types import AnyTokens
 
 Importance = Literal["none", "truncate", "mask"]
-IMPORTANCE_CAP = 2.0  # TIS's
+IMPORTANCE_CAP, IMPORTANCE_FLOOR = 2.0, 0.5  # TIS's cap; the floor of "mask"
 ImportanceLevel = Literal["token", "sequence", "geometric"]
 
 
@@ -66,7 +66,7 @@ def importance_correction(
     if mode == "truncate":
         weight = jnp.minimum(weight, high)
     else:
-        weight = jnp.where((weight >= (0.5 if low is None else low)) & (weight <= high), weight, 0.0)
+        weight = jnp.where((weight >= (IMPORTANCE_FLOOR if low is None else low)) & (weight <= high), weight, 0.0)
     return jnp.where(mask, weight, 0.0)
 
 

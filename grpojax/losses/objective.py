@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from grpojax.losses.corrections import Importance, ImportanceLevel
+from grpojax.losses.corrections import IMPORTANCE_CAP, IMPORTANCE_FLOOR, Importance, ImportanceLevel
 from grpojax.losses.divergence import KLKind, KLPlace
 from grpojax.losses.llds import Gate
 from grpojax.losses.ratios import Ratio
@@ -151,10 +151,15 @@ class Objective:
         low, high = self.importance_low, self.importance_high
         if self.importance == "none" and ((low, high) != (None, None) or self.importance_level != "token"):
             raise ValueError("importance_level, _low and _high go with importance='truncate' or 'mask'")
-        if low is not None and high is not None and not 0 <= low <= high:
-            raise ValueError(f"importance_low={low}, importance_high={high}: no range")
-        if self.importance == "truncate" and self.importance_low is not None:
-            raise ValueError(f"importance_low={self.importance_low}: 'truncate' has no lower bound; take 'mask'")
+        if self.importance == "truncate" and low is not None:
+            raise ValueError(f"importance_low={low}: 'truncate' has no lower bound; take 'mask'")
+        high = IMPORTANCE_CAP if high is None else high
+        if self.importance == "mask":
+            low = IMPORTANCE_FLOOR if low is None else low
+            if not (0 <= low <= high and high > 0):
+                raise ValueError(f"importance_low={low}, importance_high={high}: no range over 0")
+        elif high <= 0:
+            raise ValueError(f"importance_high={high}: must be over 0")
         if self.importance != "none" and self.ratio_denominator == "sampler":
             raise ValueError(
                 f"importance={self.importance!r} with ratio_denominator='sampler': the ratio already is that"

@@ -74,7 +74,8 @@ def name_of(surrogate: Any) -> str:
 
 
 def check_surrogate(surrogate: Any) -> None:
-    """Raises `ValueError`, with the remedy, for what is no surrogate: a name, or a class that was not called.
+    """Raises `ValueError`, with the remedy, for what is no surrogate: a name, a class that was not called, or an object
+    without a hash.
 
     Example:
       >>> check_surrogate("clipped")
@@ -86,6 +87,8 @@ def check_surrogate(surrogate: Any) -> None:
     if not callable(surrogate):
         ours = surrogate if isinstance(surrogate, str) and isinstance(globals().get(surrogate), type) else "clipped"
         raise ValueError(f"surrogate={surrogate!r} is no function: give losses.{ours}(), or a function of your own")
+    if type(surrogate).__hash__ is None:  # programs are found by their objective
+        raise ValueError(f"surrogate {name_of(surrogate)} has no hash: make its class a dataclass with frozen=True")
 
 
 def as_float32(surrogate: Any, **arrays: AnyTokens) -> tuple[AnyTokens, ...]:

@@ -65,7 +65,8 @@ def gather_groups(x: Array, prompts: int) -> Array:
 def minibatches(dropped: PerPrompt, count: int) -> list[np.ndarray]:
     """The prompts of each of ``count`` minibatches, in the global order. They are the same on any number of devices.
 
-    Dropped groups are spread evenly over the minibatches, so that none has only dropped groups.
+    Dropped groups are spread evenly over the minibatches. None has only dropped groups, unless there are fewer others
+    than minibatches.
 
     Args:
       dropped: ``[P]`` bool, groups with weight 0.

@@ -14,8 +14,9 @@ class OptimizerConfig:
       name: the optimiser: "adamw" or "sgd".
       learning_rate: the rate after the warm-up, the highest one.
       schedule: the rate after the warm-up. "constant" keeps it; "linear" and "cosine" lower it to ``final_fraction`` of
-        the peak at the last step. In a run whose length is ``train.tokens``, the rate falls over all of these tokens,
-        those of the policy's and the critic's warm-up included.
+        the peak after the last step. Updates that are left out, since their gradient is 0 or not finite, do not count.
+        In a run whose length is ``train.tokens``, the rate falls over all of these tokens, those of the policy's and
+        the critic's warm-up included.
       final_fraction: share of the peak rate that "linear" and "cosine" end at.
       warmup_steps: updates over which the rate rises from 0. The first update has 1 / warmup_steps of the peak.
       b1: Adam's decay of the first moment, or SGD's momentum; 0 for none.

@@ -1,4 +1,4 @@
-"""What happens when a run ends, at its last step, by a notice that stops it, or by an error: its state is saved.
+"""What happens when a run ends, at its last step, by a notice that stops it, or by a `UserError`: its state is saved.
 
 All processes decide together that it stops, in `grpojax.run.control`.
 """
@@ -30,7 +30,8 @@ class Outcome:
 def conducted(
     store: Store, control: RunControl, dog: watchdog.Watchdog, rescue: Callable[[], int]
 ) -> Iterator[Outcome]:
-    """Inside the context, a loop runs to its end or until the run is to stop. The state is saved either way.
+    """Inside the context, a loop runs to its end or until the run is to stop. The state is saved either way, and after
+    a `UserError`. Another error passes through.
 
     Args:
       store: of the run.

@@ -169,11 +169,12 @@ _SKIPS = (
         lambda c: f"variant {c.variant.name!r}, which needs the {' and '.join(_all_scored(c))} of all samples",
     ),
     _skips(
-        "several updates a rollout, or samples of an older policy",
+        "several updates a rollout",
         "all samples are scored before the first update; not so with `variant.ratio_denominator: sampler`",
         lambda c: c.needs_old_logps,
         lambda c: (
-            "several updates a rollout, or older samples: all are scored first; set variant.ratio_denominator=sampler"
+            "several updates a rollout, before which all samples are scored: set train.ppo_epochs and "
+            "train.minibatches to 1, or variant.ratio_denominator=sampler and no variant.importance"
         ),
     ),
 )
@@ -353,6 +354,15 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             message=lambda c: (
                 "rewards.combine=normalize with rollout.group=1: a reward normalised in a group of one is 0; raise "
                 "rollout.group, or set rewards.combine=sum"
+            ),
+        ),
+        Exclusion(
+            settings="`rewards.combine: normalize` and `train.truncated: drop`",
+            why="each reward is normalised before cut samples are dropped, so that they would be in its statistics",
+            when=lambda c: c.train.truncated == "drop" and c.rewards.combine == "normalize",
+            message=lambda c: (
+                "train.truncated=drop with rewards.combine=normalize: samples that were cut would be in the statistics "
+                "of each reward; set train.truncated=mask, which keeps them there, or rewards.combine=sum"
             ),
         ),
         *_SKIPS,

@@ -15,6 +15,7 @@ import numpy as np
 from grpojax import data
 from grpojax import losses as L
 from grpojax.device import ROWS
+from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.programs import batch_shards, packing, policy_state
 from grpojax.programs.policy_update import ARRAYS
@@ -231,7 +232,12 @@ def weigh(
         which = mini.prompts
         if setup.config.train.skip_zero_advantage:
             lengths[which] = weighing.lengths_that_teach(arrays["advantages"], arrays["weights"], lengths, which)
-            mini = minibatch(setup, batch, which, lengths[which])
+            there, mini = mini.rows.arrays.keys(), minibatch(setup, batch, which, lengths[which])
+            if lost := sorted(there - mini.rows.arrays.keys()):
+                raise UserError(
+                    f"train.skip_zero_advantage=true: {lost[0]!r} is made of all samples, before any is left out; set "
+                    "it to false"
+                )
         rows = {name: mini.layout.pack(x[which]) for name, x in arrays.items()}
         any_live = bool(batch.live[which].any())
         weighed.append(dataclasses.replace(mini.with_arrays(setup.policy.device.put(rows, ROWS)), any_live=any_live))
@@ -274,7 +280,7 @@ def update(
         given = frozen if second is None else {**frozen, **second.frozen(networks)}
         if second is not None and learns_alone:
             alone = setup.programs.update_without_policy[second.learns]
-            given["policy"] = policy_state.weights(networks)  # as the joint update gives them
+            given["policy"] = networks["policy"].params  # as the joint update gives them
             networks[second.learns], measured = call(alone, networks[second.learns], given, rows)
             taken.append({f"{second.learns}/{name}": value for name, value in measured.items()})
             continue

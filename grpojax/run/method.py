@@ -43,12 +43,12 @@ class RunMethod:
     older: bool = False
 
     def needs_old_logps(self, updates: int) -> bool:
-        """Whether the ratio's denominator is the log-probs from before the first of a step's ``updates``.
+        """Whether the ratio's denominator is the policy's log-probs from before the first of a step's ``updates``.
 
-        With one update these are the policy's own, and the ratio is 1. This is never assumed for older samples: the
-        objective corrects from the sampler to these log-probs, or the sampler is the ratio's denominator.
+        The only update of a step has these log-probs itself, and its ratio is 1. This holds for samples of an older
+        policy too: the objective then corrects from the sampler to the policy, or the sampler is the denominator.
         """
-        return (self.older or updates > 1) and self.variant.objective.ratio_denominator == "trainer"
+        return updates > 1 and self.variant.objective.ratio_denominator == "trainer"
 
     def scores_policy(self, updates: int) -> bool:
         """Whether the policy scores the samples before the first of a step's ``updates``."""

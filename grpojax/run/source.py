@@ -26,7 +26,7 @@ from grpojax.evaluation import columns_of, submit
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
-from grpojax.programs import batch_shards, packing, policy_state
+from grpojax.programs import batch_shards, policy_state
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards import Rewards, RewardScores
@@ -89,7 +89,7 @@ class Source(Protocol):
         ...
 
     def after_step(self) -> dict[str, Any]:
-        """What the next draws depend on, once a step has learned from its batch, as of `State.updated`."""
+        """What the next draws depend on, once a step has learned from its batch, as of `State.having`."""
         ...
 
     def saved(self) -> dict[str, Any] | None:
@@ -186,12 +186,15 @@ class Plain:
     def keeps(self, batch: Batch) -> PerPrompt:
         """``[P]`` bool: the groups that dynamic sampling keeps."""
         variant, chosen, by_name = self.method.variant, self.method.filter, batch.by_name
-        if self._truncated != "train":  # samples cut at the limit teach nothing
-            by_name = {name: np.where(batch.rollout.stopped, x, np.nan) for name, x in by_name.items()}
+        there, stopped = batch.rollout.lengths.any(1), batch.rollout.stopped
+        if self._truncated == "drop":  # samples cut at the limit are in no statistic
+            by_name = {name: np.where(stopped, x, np.nan) for name, x in by_name.items()}
+        elif self._truncated == "mask":  # they are, but a group of them alone teaches nothing
+            there &= stopped.any(1)
         keep = allocation.keep_prompts if variant.keep is None else variant.keep
         success = {} if chosen is None or chosen.success is None else {"success": chosen.success}
         try:
-            return np.asarray(keep(by_name, self.method.deciding, **success)) & batch.rollout.lengths.any(1)
+            return np.asarray(keep(by_name, self.method.deciding, **success)) & there
         except ValueError as e:
             raise UserError(f"filter of variant {variant.name!r}: {e}") from e
 
@@ -303,8 +306,9 @@ class Plain:
         return jax.random.fold_in(jax.random.key(self._seed), number)
 
     def prompts(self, problems: Sequence[data.Problem], group: int = 0) -> Prompts:
-        """Prompts ``[P, L]``, L one of few lengths; ``group`` as in `grpojax.data.to_prompts`."""
-        longest = packing.bucket(max(len(p.ids) for p in problems), self.longest_prompt)
+        """Prompts ``[P, L]``; ``group`` as in `grpojax.data.to_prompts`. L is that of the run's longest prompt, or of
+        these if they are longer."""
+        longest = max(self.longest_prompt, *(len(p.ids) for p in problems))
         return data.to_prompts(problems, longest, group)
 
     def dispatch_any(

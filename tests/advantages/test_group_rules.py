@@ -60,6 +60,7 @@ def test_virtual_best_refuses_a_reward_over_its_best():
         (8, 5, 4, 0, 0),
         (8, 8, 4, 0, 0),
         (4, 1, 1, 1.73205081, -0.57735027),
+        (256, 192, 64, 0, 0),  # C(64, 64) / C(256, 64) is 0 in float32
     ],
 )
 def test_golden_pass_at_k(n, right, k, high, low):

@@ -126,6 +126,12 @@ def test_a_group_of_one_is_not_normalised():
         config.load(RECIPE, [rewards, "rollout.group=1"])
 
 
+def test_a_cut_sample_is_not_dropped_after_rewards_were_normalised_with_it():
+    with pytest.raises(UserError, match="truncated=drop with rewards.combine=normalize"):
+        config.load(RECIPE, ["variant=gdpo", "train.truncated=drop"])
+    assert config.load(RECIPE, ["variant=gdpo", "train.truncated=mask"]).method.rewards.combine == "normalize"
+
+
 @pytest.mark.slow
 def test_a_variant_takes_what_it_lacks_from_the_run():
     def load(*overrides):

@@ -13,6 +13,12 @@ from oracles import close
 from grpojax import losses as L
 
 
+class WithoutHash(L.clipped):
+    """Compared by value, like a dataclass that is not frozen."""
+
+    __hash__ = None
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [
@@ -26,6 +32,9 @@ from grpojax import losses as L
         ({"importance_high": 2.0}, "importance_level, _low and _high go with importance='truncate'"),
         ({"importance_level": "sequence"}, "importance_level"),
         ({"importance": "mask", "importance_low": 3.0, "importance_high": 2.0}, "no range"),
+        ({"importance": "mask", "importance_low": 3.0}, r"importance_low=3.0, importance_high=2.0: no range"),
+        ({"importance": "mask", "importance_high": 0.3}, r"importance_low=0.5, importance_high=0.3: no range"),
+        ({"importance": "truncate", "importance_high": -1.0}, "importance_high=-1.0: must be over 0"),
         ({"surrogate": L.reinforce(), "ratio": "sequence"}, "reinforce.*reads no ratio"),
         ({"importance": "truncate", "importance_low": 0.5}, "importance_low=0.5.*'mask'"),
         ({"llds_coef": -1.0}, "llds_coef=-1.0"),
@@ -36,6 +45,7 @@ from grpojax import losses as L
         ({"surrogate": "cispo"}, r"surrogate='cispo' is no function: give losses\.cispo\(\)"),
         ({"surrogate": "grpo"}, r"surrogate='grpo' is no function: give losses\.clipped\(\)"),
         ({"surrogate": None}, "surrogate=None is no function"),
+        ({"surrogate": WithoutHash()}, "surrogate WithoutHash has no hash: .*frozen=True"),
         ({"surrogate": L.clipped}, r"surrogate=clipped is a class: call it, clipped\(\)"),
         ({"kl_coef": "0.1"}, "kl_coef='0.1': must be a number"),
         ({"kl_coef": True}, "kl_coef=True: must be a number"),

@@ -19,6 +19,7 @@ from runs import Full, add_step, numbers, opened
 from grpojax import train as train_module
 from grpojax.cli import main as cli
 from grpojax.host.errors import UserError
+from grpojax.records import checkpoint
 from grpojax.records import metrics as tracking
 from grpojax.records.samples import read_samples
 from grpojax.run import learn
@@ -97,11 +98,25 @@ def test_a_full_disk_costs_one_checkpoint(recipe, tmp_path, unbroken, caplog):
 
 
 @pytest.mark.slow
-def test_a_disk_full_to_the_end_is_said_and_the_run_goes_on_from_the_last_save(recipe, tmp_path, unbroken):
+@pytest.mark.parametrize("kind", ["Full", "Late"])
+def test_a_last_save_that_fails_is_made_again(recipe, tmp_path, unbroken, caplog, kind):
+    trainer = opened(load(recipe, tmp_path / "run"))
+    trainer.store.checkpoints._manager = globals()[kind](trainer.store.checkpoints._manager, {4})
+    assert train(trainer)
+    assert caplog.text.count("a save failed") == 1
+    assert trainer.store.checkpoints.steps()[-1] == 4
+    assert numbers(tmp_path / "run") == unbroken
+
+
+@pytest.mark.slow
+def test_a_disk_full_to_the_end_is_said_and_the_run_goes_on_from_the_last_save(recipe, tmp_path, unbroken, monkeypatch):
     trainer = opened(load(recipe, tmp_path / "run"))
     trainer.store.checkpoints._manager = Full(trainer.store.checkpoints._manager, {4})
-    with pytest.raises(UserError, match="the last save failed.*No space left.*\n.*goes on from step 3") as raised:
-        train(trainer)
+    plain = checkpoint._manager_of  # a manager whose save failed is replaced by another
+    with monkeypatch.context() as full:
+        full.setattr(checkpoint, "_manager_of", lambda *given: Full(plain(*given), {1}))
+        with pytest.raises(UserError, match="the last save failed.*No space left.*\n.*goes on from step 3") as raised:
+            train(trainer)
     assert raised.value.status == 1  # no mistake of the command's: who watches it starts it again
     assert not (tmp_path / "run" / "done").exists()
     again = opened(load(recipe, tmp_path / "run"))

@@ -87,17 +87,23 @@ def test_samples_cut_at_the_limit(recipe, tmp_path, truncated):
 
 
 @pytest.mark.usefixtures("fakes")
-@pytest.mark.parametrize("truncated", ["mask", "train"])
-def test_a_group_that_differs_in_cut_samples_alone_is_filtered_where_these_teach_nothing(recipe, tmp_path, truncated):
+@pytest.mark.parametrize("truncated", ["drop", "mask", "train"])
+def test_a_filter_counts_cut_samples_where_the_statistics_do(recipe, tmp_path, truncated):
+    """With "mask" the samples that ended learn from the difference to cut ones, and a group without them does not."""
     settings = "filter={max_rollouts: 1}", f"train.truncated={truncated}"
     trainer = opened(load(recipe, tmp_path / "run", *settings), eos_ids=None)
     batch = trainer.source.begin(trainer.state).arrived().with_rewards()
-    ended = batch.rollout.stopped
+    ended = np.array(batch.rollout.stopped)
     (name,) = batch.by_name
-    keeps = trainer.source.keeps(dataclasses.replace(batch, by_name={name: ended.astype(np.float32)}))
+    ended[0] = False
+    values = ended.astype(np.float32)
+    values[0, 0] = 1.0  # a group whose samples are all cut, and differ
+    rollout = dataclasses.replace(batch.rollout, stopped=ended)
+    keeps = trainer.source.keeps(dataclasses.replace(batch, rollout=rollout, by_name={name: values}))
     mixed = ended.any(1) & ~ended.all(1)
     assert mixed.any()
-    np.testing.assert_array_equal(keeps, mixed & (truncated == "train"))
+    differ = {"drop": np.zeros_like(mixed), "mask": mixed, "train": mixed | (np.arange(len(mixed)) == 0)}
+    np.testing.assert_array_equal(keeps, differ[truncated])
     trainer.close()
 
 

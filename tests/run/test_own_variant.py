@@ -78,6 +78,16 @@ def test_what_its_part_gives_is_what_it_declares(module, recipe, tmp_path, part,
         train(runs.opened(config))
 
 
+@pytest.mark.usefixtures("fakes")
+def test_what_its_part_makes_of_all_samples_is_not_lost_with_those_left_out(module, recipe, tmp_path):
+    given = json.dumps({"name": f"{module}:with_a_part", "part": "InRows"})
+    options = f"variant={given}", "train.steps=1"
+    assert train(runs.opened(recipes.load(recipe, [*options, f"run.dir={tmp_path}/all"])))
+    skips = recipes.load(recipe, [*options, f"run.dir={tmp_path}/some", "train.skip_zero_advantage=true"])
+    with pytest.raises(UserError, match="skip_zero_advantage=true: 'mine' is made of all samples"):
+        train(runs.opened(skips))
+
+
 @pytest.mark.slow
 def test_it_may_draw_in_a_way_of_its_own(module, recipe, tmp_path):
     """In one file: by a source of its own, and by a change of the run's."""

@@ -287,6 +287,7 @@ class Playing:
                 self.sampler.go_on(answers, counts)
         finally:
             self.close()
+            del self.sampler  # with its caches: a filter may draw another rollout next
 
     def _hand_in(self, out: Rollout) -> None:
         """Gives the turns that were drawn to the environments. An episode is over without it where its turn is its last

@@ -77,7 +77,9 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             settings="`variant.llds_coef` over 0 and one update a rollout",
             why="its term acts from the second update of a rollout on",
             when=lambda c: (
-                c.variant.objective.needs_displacement_weights and c.train.updates_a_rollout == 1 and not c.older
+                c.variant.objective.needs_displacement_weights
+                and c.train.updates_a_rollout == 1
+                and not (c.older and c.variant.objective.ratio_denominator == "sampler")
             ),
             message=lambda c: (
                 "variant.llds_coef acts from the second update of a rollout on: raise train.ppo_epochs or "

@@ -91,9 +91,9 @@ def test_the_ratio_is_that_to_the_policy_that_drew_them(recipe, tmp_path):
 
 
 @pytest.mark.slow
-def test_with_an_importance_it_is_against_a_pass_of_the_trainer_which_is_corrected_to_the_sampler(recipe, tmp_path):
+def test_with_an_importance_the_policy_itself_is_corrected_to_the_sampler(recipe, tmp_path):
     trainer = opened(load(recipe, tmp_path / "run", "variant={name: grpo, importance: truncate}", "train.steps=3"))
-    assert trainer.config.method.variant.objective.ratio_denominator == "trainer" and trainer.scores_policy
+    assert trainer.config.method.variant.objective.ratio_denominator == "trainer" and not trainer.scores_policy
     assert train(trainer)
     lines = lines_of(tmp_path / "run")
     assert [line["ratio_mean"] for line in lines] == pytest.approx([1.0] * 3, abs=1e-6)
@@ -262,6 +262,8 @@ def test_what_cannot_be_corrected_is_refused(recipe, tmp_path, overrides, said):
 def test_an_update_a_step_moves_the_ratio_so_that_llds_acts(recipe, tmp_path):
     with pytest.raises(UserError, match="llds_coef acts from the second update"):
         load(recipe, tmp_path / "run", "variant=llds", "rollout.ahead=0")
+    with pytest.raises(UserError, match="llds_coef acts from the second update"):
+        load(recipe, tmp_path / "run", "variant={name: llds, importance: truncate}")
     assert load(recipe, tmp_path / "run", "variant=llds").method.variant.objective.ratio_denominator == "sampler"
 
 

@@ -224,11 +224,12 @@ def test_what_cannot_go_on_or_be_corrected_is_refused(recipe, tmp_path, override
         load(recipe, tmp_path / "run", *overrides)
 
 
-def test_the_ratio_is_never_taken_for_one(recipe, tmp_path):
+def test_one_update_needs_no_pass_of_the_policy_before_it(recipe, tmp_path):
     sampler = load(recipe, tmp_path / "run").method
     assert sampler.variant.objective.ratio_denominator == "sampler" and not sampler.needs_old_logps(1)
     trainer = load(recipe, tmp_path / "run", "variant={name: grpo, importance: truncate}").method
-    assert trainer.variant.objective.ratio_denominator == "trainer" and trainer.needs_old_logps(1)
+    assert trainer.variant.objective.ratio_denominator == "trainer"
+    assert trainer.needs_old_logps(2) and not trainer.needs_old_logps(1)
     assert load(recipe, tmp_path / "run", "variant=llds").method.variant.objective.ratio_denominator == "sampler"
 
 

@@ -18,10 +18,7 @@ def load(recipe, directory, *overrides):
     [
         (["variant={name: llds, kl_coef: 0}", "train.ppo_epochs=2"], "llds_coef"),
         (["variant={name: ppo, kl_coef: 0}"], "critic of all samples"),
-        (
-            ["variant.ratio_denominator=trainer", "variant.importance=truncate", "rollout.ahead=1"],
-            "ratio_denominator=sampler",
-        ),
+        (["variant.importance=truncate", "rollout.ahead=1", "train.ppo_epochs=2"], "ratio_denominator=sampler"),
     ],
 )
 def test_what_does_not_go_with_it(recipe, tmp_path, options, said):
