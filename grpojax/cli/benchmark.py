@@ -28,7 +28,7 @@ PHASES = ("rollout", "score", "late", "update", "step")
 
 
 def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[str, float]:
-    """Trains ``WARM + steps`` steps in a new folder of ``run.dir``; medians of the last ``steps``.
+    """Trains ``WARM + steps`` steps in a new folder of ``<run.dir>_bench``; medians of the last ``steps``.
 
     Args:
       config: the recipe; its evaluation, checkpoints and profile are left out.
@@ -206,7 +206,9 @@ def format_table(figures: dict[str, float], dtype: str) -> str:
 
 def _timed(config: Config, steps: int) -> Config:
     """The recipe for this number of whole steps and nothing else, in a new folder of its own."""
-    folder = next(f for n in itertools.count(1) if not (f := files.path(config.run.dir) / str(n)).exists())
+    own = files.path(config.run.dir)  # stays free for the recipe's own run
+    places = (own.parent / f"{own.name}_bench" / str(n) for n in itertools.count(1))
+    folder = next(place for place in places if not place.exists())
     folder = processes.meet(str(folder))[0]  # another process may have made it already
     return dataclasses.replace(
         config,

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+from etils import epath
 from flax import nnx
 
 from grpojax import data
@@ -10,6 +11,7 @@ from grpojax.cli.targets import model_of
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf
+from grpojax.models.hf.folder import read_json
 from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import sample_groups
@@ -17,6 +19,13 @@ from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.run import store
 from grpojax.sharding import MeshConfig
 from grpojax.types import Prompts, Rollout
+
+_ASKS = "system", "examples", "instruction", "template", "template_options", "today"
+
+
+def _asks(run: epath.Path) -> dict[str, Any]:
+    """What of a run's data section makes prompts of its problems."""
+    return {name: value for name, value in read_json(run / "config.json")["data"].items() if name in _ASKS}
 
 
 class Engine:
@@ -34,6 +43,7 @@ class Engine:
       tokenizer: its tokenizer.
       eos_ids: tokens that end a completion.
       max_positions: the most tokens of a prompt and its completion.
+      asks: how a run makes prompts of its problems, fields of `grpojax.data.DataConfig`; empty for a folder.
 
     Raises:
       UserError: there is no such model, or no token ends a completion.
@@ -42,6 +52,7 @@ class Engine:
     def __init__(self, name: str, *, step: int | None, base: str | None, dtype: Any, no_end: bool):
         self._model, self._run = model_of(name, dtype, base)
         self._step, self._dtype = step, dtype
+        self.asks = {} if self._run is None else _asks(self._run)
         if step is not None and self._run is None:
             raise UserError(f"--step is for a run directory, and {name} is none")
         self.folder = str(data.locate(self._model.path))

@@ -13,17 +13,15 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     sample.add_argument("--step", type=int, help="checkpoint of a run; the newest by default")
     sample.add_argument("--base", metavar="FOLDER", help="the base of adapters, instead of the one that they name")
     sample.add_argument("--prompt", required=True, help="the question")
-    sample.add_argument("--system", help="system message")
+    sample.add_argument("--system", help="system message; of a run its own by default, as are the next three")
     sample.add_argument(
         "--template",
         choices=("auto", "chat", "plain"),
-        default="auto",
         help="chat template, or the bare question; auto takes the template if there is one",
     )
     sample.add_argument(
         "--template-options",
         metavar="YAML",
-        default="{}",
         help="variables of the chat template, such as {enable_thinking: false}",
     )
     sample.add_argument("--today", metavar="YYYY-MM-DD", help="date for a chat template that writes one")
@@ -39,7 +37,10 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the completions. If there are several processes, each draws them by itself, and the first prints."""
+    """Prints the completions. If there are several processes, each draws them by itself, and the first prints.
+
+    A run is asked as it asks its own problems, with their instruction and examples.
+    """
     import logging
 
     import jax
@@ -62,11 +63,13 @@ def run(args: argparse.Namespace) -> int:
         min_p=args.min_p,
     )
     engine = Engine(args.model, step=args.step, base=args.base, dtype=args.dtype, no_end=args.no_end)
-    given, _ = settings.override({}, [f"template_options={args.template_options}"])
-    given |= {"train": "-", "system": args.system, "template": args.template, "today": args.today}
-    source = settings.build(data.DataConfig, given)
+    given = {"system": args.system, "template": args.template, "today": args.today}
+    if args.template_options is not None:
+        given |= settings.override({}, [f"template_options={args.template_options}"])[0]
+    given = engine.asks | {name: value for name, value in given.items() if value is not None}
+    source = settings.build(data.DataConfig, given | {"train": "-"})
     ids = data.Tokenize(engine.tokenizer, source)(args.prompt)
-    if not ids:
+    if not args.prompt or not ids:
         raise UserError("--prompt is empty")
     problems = [data.Problem(0, ids, args.prompt, None, {})]
     at_most = {"setting": "--max-tokens ", "prompts": "the prompt's length"}

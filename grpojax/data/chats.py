@@ -61,6 +61,10 @@ def messages_of(value: Any) -> list[Any] | None:
     return None
 
 
+# Such as numpy shows a chat, without commas, or as one that was cut off in a cell.
+_BEGINS_AS_CHAT = re.compile(r"\s*(array\()?\[\s*\{\s*['\"](role|content|from|value)['\"]\s*:")
+
+
 def _written(text: str) -> list[Any] | None:
     """The messages of a chat that was written out, in JSON or as Python shows it."""
     if not re.match(r"\s*[\[{]\s*[\[{'\"]", text) or not re.search(r"['\"](?:role|from)['\"]", text):
@@ -193,6 +197,11 @@ def question_in(value: Any, column: str) -> Question:
             raise UserError(f"column {column!r} is no text but {value!r:.60}")
         if not isinstance(value, str):
             raise UserError(f"has no text in column {column!r}, but {value!r:.60}")
+        if _BEGINS_AS_CHAT.match(value):
+            raise UserError(
+                f"column {column!r} has {value!r:.60}: it begins as a chat does, and is neither JSON nor Python; write "
+                "the messages as JSON"
+            )
         check_text(value, column)
         return halved(value)
     roles = [m["role"] for m in chat]

@@ -165,6 +165,11 @@ def _check_layout(content: bytes) -> None:
             f": it is one object of columns ({columns}), and no rows; convert with pandas: "
             'read_json(FILE).to_json(NEW_FILE, orient="records", lines=True)'
         )
+    inside = [key for key, x in value.items() if x and isinstance(x, list)] if isinstance(value, dict) else []
+    if alone and "\n" in text.rstrip() and inside and all(isinstance(row, dict) for row in value[inside[0]]):
+        raise UserError(
+            f": it is one object with rows in {inside[0]!r}; take them out: jq -c '.{inside[0]}[]' FILE > NEW"
+        )
     if isinstance(value, dict) and "\n" in text[:end].rstrip():
         raise UserError(": its JSON objects are over several lines; write each on one line: jq -c . FILE > NEW.jsonl")
 

@@ -348,7 +348,7 @@ def load_problems(
                     )
             uid += 1
         if uid == first:
-            raise UserError(f"{source.path}: no rows")
+            raise UserError(f"{source.path}: no rows" + (f" within rows={list(source.rows)}" if source.rows else ""))
         asked = source.prompt or config.prompt, source.answer or config.answer
         if AUTO in asked and not set(columns.names) <= {*asked, "question", "answer"}:
             found.append(f"{source.path}: {columns}; data.prompt and data.answer name others")

@@ -92,7 +92,8 @@ class Tokenize:
         for name in ("system", "template_options", "today"):
             if not self.chat and getattr(config, name):
                 remedy = "put the text into data.instruction" if name == "system" else "leave it out"
-                raise UserError(f"data.{name} needs a chat template; {remedy} or use data.template=chat")
+                remedy += " or use data.template=chat" if tokenizer.chat_template else "; the tokenizer has none"
+                raise UserError(f"data.{name} needs a chat template; {remedy}")
         self._template: ChatTemplate | None = None
         self._of_choice: dict[str, Tokenize] = {}
         self._goes_on = False  # whether the template is known to go on after a tool's answer

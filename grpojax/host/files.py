@@ -62,6 +62,9 @@ def path(place: str | os.PathLike[str]) -> epath.Path:
     elif re.match(r"gs:/", text):
         raise UserError(f"{text}: give gs://bucket/folder, with two slashes")
     if not colon:
+        if variable := re.search(r"(^|/)\$\w+|\$\{[^}]*\}?", text):
+            name = variable[0].lstrip("/")
+            raise UserError(f"{text}: variables such as {name} are not read here; give the path itself")
         check_path(text := os.path.expanduser(text))
     return epath.Path(text)
 

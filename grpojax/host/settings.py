@@ -65,29 +65,60 @@ def read(path: str | Path) -> dict[Any, Any]:
 def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
     """A copy of ``tree`` with the overrides applied in order, and the origins of the values that they set, for `build`.
 
-    If an override has a key below a text at the top level, the text is taken as the name of a mapping.
+    If an override has a key below a text at the top level, the text is taken as the name of a mapping; a list there is
+    taken as its ``terms``.
+
+    Raises:
+      UserError: an override cannot be read, has no place, or replaces what one before it has set.
 
     Example:
       >>> override({"variant": "dapo"}, ["variant.clip_high=0.3"])[0]
       {'variant': {'name': 'dapo', 'clip_high': 0.3}}
+      >>> override({"rewards": [{"name": "answer"}]}, ["rewards.timeout_s=30"])[0]
+      {'rewards': {'terms': [{'name': 'answer'}], 'timeout_s': 30}}
     """
-    origins = {}
+    origins, before = {}, dict[str, str]()
     for text in overrides:
         dotted, equals, value = text.partition("=")
         keys = dotted.strip().split(".")
         where = f"override {text!r}"
         if not equals or not all(keys):
             raise UserError(f"{where}: expected key=value, such as train.steps=100")
+        if lost := next((old for name, old in before.items() if name.startswith(f"{dotted.strip()}.")), None):
+            raise UserError(f"{where} replaces all of {dotted.strip()}, and so what {lost!r} sets: put it before that")
+        before[".".join(keys)] = text
+        hint = f"a text with such characters needs quotes: {dotted}='\"...\"'"
         try:
             read = _parse(value, where)
         except UserError as e:
-            hint = f"a text with such characters needs quotes: {dotted}='\"...\"'"
             raise UserError(_one_line(f"{e}; {hint}")) from None
-        if len(keys) > 1 and isinstance(tree, dict) and isinstance(named := tree.get(keys[0]), str):
-            tree = {**tree, keys[0]: {"name": named}}
+        if comment := _comment(value):
+            raise UserError(_one_line(f"{where}: {comment!r} would be a comment; {hint}"))
+        if len(keys) > 1 and isinstance(tree, dict):
+            keys, tree = _with_names(tree, keys)
         tree = _replace(tree, keys, read, where)
         origins[".".join(keys)] = "the command line"
     return tree, origins
+
+
+def _with_names(tree: dict[Any, Any], keys: list[str]) -> tuple[list[str], dict[Any, Any]]:
+    """A key and the tree that it is for, with a mapping where the tree has its short form: its name, or its terms."""
+    first, second, *rest = keys
+    match tree.get(first):
+        case str(name):
+            return keys, {**tree, first: {"name": name}}
+        case list(terms) if not second.lstrip("-").isdigit():
+            return keys, {**tree, first: {"terms": terms}}
+        case {"terms": list()} if second.isdigit():
+            return [first, "terms", second, *rest], tree
+    return keys, tree
+
+
+def _comment(text: str) -> str:
+    """What YAML takes for a comment at the end of a text."""
+    tokens = [t for t in yaml.scan(text) if not isinstance(t, yaml.BlockEndToken | yaml.StreamEndToken)]
+    rest = text[tokens[-1].end_mark.index :].strip()
+    return rest if rest.startswith("#") else ""
 
 
 def build(
@@ -99,8 +130,8 @@ def build(
 ) -> T:
     """Builds a ``cls`` from a mapping.
 
-    Where a number is wanted, a string that reads as a number counts as one (PyYAML takes ``1e-5`` for a string). But a
-    boolean is never a number, a number is never a string, and every number is finite.
+    Where a number is wanted, a string that reads as a number counts as one. But a boolean is never a number, a number
+    is never a string, and every number is finite.
 
     Args:
       cls: a frozen dataclass. If it has a static method ``settings_of``, that removes stored entries from the mapping
@@ -202,7 +233,8 @@ def _differences(a: Any, b: Any, path: Key) -> Iterator[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that occurs twice in a mapping; in PyYAML the last one wins."""
+    """Refuses a key that occurs twice in a mapping; in PyYAML the last one wins. Numbers are those of YAML 1.2:
+    ``1e-5`` is one, ``010`` is ten, ``1:30`` is a text. In PyYAML they are a text, 8 and 90."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -214,6 +246,21 @@ class _Loader(yaml.SafeLoader):
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float | str:
+        text = node.value.replace("_", "")
+        if ":" in text:
+            return node.value
+        if node.tag.endswith(":float"):
+            return self.construct_yaml_float(node)
+        return int(text) if re.fullmatch(r"[-+]?[0-9]+", text) else self.construct_yaml_int(node)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]|[0-9])[0-9_.]*[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 
 
 def _parse(text: str, where: str) -> Any:
@@ -339,6 +386,8 @@ class _Walk:
             return self.refuse(value, path, "expected a finite number")
         members = typing.get_args(tp) if typing.get_origin(tp) in _UNIONS else (tp,)
         simple = tuple(m for m in members if not _shapes(m))
+        if value == "None" and types.NoneType in members:
+            return self.refuse(value, path, "write null")
         messages = []
         if simple:
             adapter = TypeAdapter(functools.reduce(operator.or_, simple), config=_PYDANTIC)

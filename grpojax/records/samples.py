@@ -22,6 +22,8 @@ def samples_path(directory: epath.PathLike, step: int) -> epath.Path:
 def sample_steps(directory: epath.PathLike) -> list[int]:
     """The steps whose samples were kept; raises `UserError` if there are none."""
     folder = files.path(directory) / "samples"
+    if files.path(directory).is_file():
+        raise UserError(f"{directory} is a file; give a run directory")
     names = [re.fullmatch(r"step_([0-9]{6})\.jsonl\.gz", file.name) for file in files.listing(folder)]
     steps = sorted(int(name[1]) for name in names if name)
     if not steps:

@@ -211,6 +211,9 @@ class Probe(NamedTuple):
 
 def probe(path: str, options: Sequence[str]) -> Probe:
     """Looks at the function behind ``path``, which is to get these options."""
+    module, _, function = path.partition(":")
+    if module.endswith(".py"):
+        return Probe(f"cannot be imported: write {module.removesuffix('.py').strip('./').replace('/', '.')}:{function}")
     try:
         function = imported(path)
     except BaseException as e:

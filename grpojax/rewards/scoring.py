@@ -13,7 +13,7 @@ import numpy as np
 from grpojax.host import console
 from grpojax.host.errors import UserError
 from grpojax.rewards import answers, builtin, pool, sandbox, worker
-from grpojax.rewards.reward_config import RewardConfig, RewardsConfig
+from grpojax.rewards.reward_config import RewardConfig, RewardsConfig, named_functions
 from grpojax.rewards.worker import REASONS, RewardOutcome, Samples, happened
 
 log = logging.getLogger("grpojax")
@@ -334,13 +334,12 @@ class Rewards:
                     "**columns), or give the parameter another name"
                 )
             if missing := [name for name in probe.columns if name not in given]:
-                remedy = "correct the name, or give it a default; the answer by data.answer is also 'gold'"
+                remedy = f"give options.{missing[0]}, or such a column; the answer by data.answer is also 'gold'"
                 if missing[0] == "pieces":
                     remedy = "set pieces: true next to the reward's name"
                 have = ", ".join(sorted(there - {"gold"})) or "none"
-                raise UserError(
-                    f"reward {term.name!r} asks for column {missing[0]!r}; the data has {have:.400}\n{remedy}"
-                )
+                name = next((short for short, at in named_functions().items() if at == term.name), term.name)
+                raise UserError(f"reward {name!r} asks for {missing[0]!r}; the data has {have:.400}\n{remedy}")
             clash = sorted(there & {*term.options} | there & {*probe.options} - {"gold", "pieces"})
             if clash:
                 raise UserError(

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -169,6 +170,8 @@ def _function(name: str) -> Callable[..., Variant]:
     if is_path(name):
         return _imported(name)[0]
     if name not in _ALL:
+        if (spelled := re.sub(r"[^a-z0-9]+", "_", name.lower())) in _ALL:
+            raise ValueError(f"{name!r} is unknown; did you mean {spelled!r}?")
         own = f"; a variant of your own is {':'.join(name.rsplit('.', 1))}, with a colon" if "." in name else ""
         raise ValueError(f"{name!r} is unknown{own or _nearest(name, _ALL)}")
     return _ALL[name]

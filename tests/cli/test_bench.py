@@ -85,7 +85,7 @@ def test_rollouts_alone_are_drawn_and_nothing_is_learned(recipe, tmp_path, monke
     assert cli.main(["bench", *given, "--only", "rollout"]) == 0
     assert "update" not in capsys.readouterr().out and not ahead
     alone = json.loads((tmp_path / "out").read_text())
-    assert opened[0].state.step == 0 and not (tmp_path / "run" / "1" / "metrics.jsonl").read_text()
+    assert opened[0].state.step == 0 and not (tmp_path / "run_bench" / "1" / "metrics.jsonl").read_text()
     assert cli.main(["bench", *given]) == 0
     assert ahead
     whole = json.loads((tmp_path / "out").read_text())
@@ -100,10 +100,11 @@ def test_a_recipe_that_ends_by_tokens_is_timed_for_steps(recipe, fake_runs, tmp_
 
 
 def test_each_run_has_a_folder_and_tokens_that_end_it_or_none(recipe, fake_runs, tmp_path):
-    config = recipes.load(recipe, [f"run.dir={tmp_path}"])
+    config = recipes.load(recipe, [f"run.dir={tmp_path}/run"])
     benchmark.measure(config, steps=1)
     benchmark.measure(config, steps=1, full_length=True)
-    assert [Path(t.config.run.dir) for t in fake_runs] == [tmp_path / "1", tmp_path / "2"]
+    assert [Path(t.config.run.dir) for t in fake_runs] == [tmp_path / "run_bench" / "1", tmp_path / "run_bench" / "2"]
+    assert not (tmp_path / "run").exists()
     assert [t.eos_ids for t in fake_runs] == [None, ()]
 
 

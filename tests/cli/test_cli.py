@@ -19,6 +19,8 @@ from grpojax.host.errors import UserError
     ("rollout.top_p=0.9", "top_k, top_p and min_p cut off tokens"),
     ("rollout.decode_slots=99", "slots=99: must be between 0 (all) and group"),
     ("variant=grop", "'grop' is unknown; did you mean 'grpo'"),
+    ("variant=GRPO", "'GRPO' is unknown; did you mean 'grpo'"),
+    ("variant=Dr.GRPO", "'Dr.GRPO' is unknown; did you mean 'dr_grpo'"),
     ("beta=0.04", "beta (from the command line): this is TRL's and Tunix's name; set variant.kl_coef\n"),
     ("variant.epsilon=0.2", "this is TRL's and Tunix's name; set variant.clip_low and variant.clip_high\n"),
     ("variant.beta=0.04", "variant.beta: this is TRL's and Tunix's name; set variant.kl_coef\n"),

@@ -48,6 +48,12 @@ def test_samples_are_of_different_prompts_and_the_worst_are_the_worst(rewards, n
     assert shown["invalid"] == [(uid, "invalid") for uid, group in known.items() if not group][:n]
 
 
+def test_a_file_is_no_run(tmp_path, capsys):
+    (tmp_path / "recipe.yaml").write_text("model: {path: m}")
+    assert cli.main(["show", str(tmp_path / "recipe.yaml")]) == 2
+    assert "recipe.yaml is a file; give a run directory" in capsys.readouterr().err
+
+
 def test_all_samples_of_one_prompt(tmp_path, capsys):
     write(tmp_path, {4: [0.5, None, 2.0], 5: [1.0]})
     assert cli.main(["show", str(tmp_path), "--uid", "4"]) == 0

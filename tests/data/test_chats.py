@@ -57,6 +57,9 @@ def test_forms_of_a_chat(write, chat, want):
      "the chat template writes no tool calls"),
     ([{"role": "user", "content": None}], "a message without a text: its content is None"), ([], "it is empty"),
     ([USER, {"role": "assistant", "content": None}, USER], "a message without a text"), (None, "has no text in column"),
+    ("[{'content': 'Be brief.', 'role': 'system'}\n {'content': '1+1?', 'role': 'user'}]", "begins as a chat does"),
+    ("array([{'role': 'user', 'content': '1+1?'}], dtype=object)", "begins as a chat does"),
+    ('[{"role": "user", "content": "1+1', "begins as a chat does"),
     ({"role": ["user"], "content": []}, "has no text in column 'question', but {"), ({"a": 1}, "has no text in column"),
 ])  # fmt: skip
 def test_what_is_in_a_chat_that_is_refused(write, chat, said):

@@ -54,6 +54,8 @@ def test_what_is_certain_is_read(write, name, content):
     ("d.jsonl", json.dumps([ROW], indent=1), ": it is a JSON list, and no rows on lines; say format: json"),
     ("d.jsonl", json.dumps([ROW]), ": it is a JSON list, and no rows on lines; say format: json"),
     ("d.jsonl", json.dumps(ROW, indent=1) + json.dumps(ROW, indent=1), ": its JSON objects are over several lines;"),
+    ("d.jsonl", json.dumps({"version": "1", "data": [ROW]}, indent=1),
+     ": it is one object with rows in 'data'; take them out: jq -c '.data[]'"),
     ("d.json", '{"question": ["a"], "answer": ["1"]}', ": it is one object of columns ('question', 'answer'), and no"),
     ("d.json", json.dumps({"answer": {"0": "1", "1": "2"}}, indent=1), ": it is one object of columns ('answer'), and"),
     ("d.parquet", TWICE.getvalue(), ": it has two columns 'answer'; rename one, or take it out"),

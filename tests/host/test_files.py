@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -28,6 +29,10 @@ def test_the_home_of_the_user(monkeypatch, tmp_path):
     files.write("~/a b=c.txt", b"x")
     assert (tmp_path / "a b=c.txt").read_bytes() == files.read("~/a b=c.txt") == b"x"
     assert files.local("~/a", "--to") == tmp_path / "a"
+    for place, name in (("$SCRATCH/run", "$SCRATCH"), ("/a/$X/b", "$X"), ("runs/${train.seed}", "${train.seed}")):
+        with pytest.raises(UserError, match=re.escape(f"{place}: variables such as {name} are not read here")):
+            files.path(place)
+    assert str(files.path("a$b/c")) == "a$b/c"
 
 
 def test_what_a_bucket_needs_is_named(monkeypatch):

@@ -44,7 +44,7 @@ def test_load_reads_every_kind_of_field(write):
     got = settings.load(Config, str(write(RUN)))
     rewards = (Reward(name="math"), Reward(name="format", weight=0.5))
     assert got == Config(model=Model(path="Qwen/Qwen3-0.6B"), train=Train(steps=5, lr=1e-5), rewards=rewards)
-    assert isinstance(got.train.lr, float)  # PyYAML reads 1e-5 as a string
+    assert isinstance(got.train.lr, float)
 
 
 def test_overrides(write):
@@ -70,6 +70,42 @@ def test_an_override_reaches_one_use_of_a_yaml_alias(write):
     path = write("model: {path: m}\nrewards: [&r {name: a}, *r]")
     got = settings.load(Config, path, ["rewards.0.weight=2"])
     assert [r.weight for r in got.rewards] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-3", 0.001), ("1.5e3", 1500.0), (".5e1", 5.0), ("1_0", 10), ("010", 10), ("-010", -10), ("0x1f", 31),
+     ("1:30", "1:30"), ("1:30.5", "1:30.5"), ("1.2e3.4e5", "1.2e3.4e5"), ("1e", "1e")],
+)  # fmt: skip
+def test_numbers_are_those_of_yaml_1_2(text, value):
+    got = settings.override({}, [f"x={text}"])[0]["x"]
+    assert got == value and type(got) is type(value)
+
+
+def test_an_override_is_not_cut_at_a_number_sign():
+    for text in ("Think, then answer after ####", "####", "run #1/x.jsonl"):
+        with pytest.raises(UserError, match="'#.*' would be a comment; .* needs quotes: x='\"...\"'"):
+            settings.override({}, [f"x={text}"])
+        assert settings.override({}, [f'x="{text}"'])[0] == {"x": text}
+    assert settings.override({}, ["x=a#b"])[0] == {"x": "a#b"}
+
+
+def test_an_override_does_not_erase_what_one_before_it_sets():
+    with pytest.raises(UserError, match="'variant=dapo' replaces all of variant, .* 'variant.kl_coef=0.1' sets: put"):
+        settings.override({"variant": "grpo"}, ["variant.kl_coef=0.1", "variant=dapo"])
+    both = settings.override({"variant": "grpo"}, ["variant=dapo", "variant.kl_coef=0.1", "variant.kl_coef=0.2"])
+    assert both[0] == {"variant": {"name": "dapo", "kl_coef": 0.2}}
+
+
+def test_a_key_beside_the_items_of_a_list_makes_them_its_terms():
+    tree = {"rewards": [{"name": "a"}, {"name": "b"}]}
+    got, _ = settings.override(tree, ["rewards.1.weight=2", "rewards.timeout_s=30", "rewards.0.weight=3"])
+    assert got == {"rewards": {"terms": [{"name": "a", "weight": 3}, {"name": "b", "weight": 2}], "timeout_s": 30}}
+
+
+def test_none_is_written_null(write):
+    with pytest.raises(UserError, match="model.revision='None' .*: write null"):
+        settings.load(Config, write(RUN), ["model.revision=None"])
 
 
 @pytest.mark.parametrize(

@@ -221,14 +221,17 @@ def test_a_column_that_is_not_there_is_refused_with_those_that_are():
     """By position or by keyword only; an option gives it too, and a default asks for none."""
     with Rewards([RewardConfig(name="misbehaving:asks")]) as made:
         made.check_columns(["totl"])
-        told = r"reward 'misbehaving:asks' asks for column 'totl'; the data has kind, total\n.*default.*'gold'"
+        told = r"reward 'misbehaving:asks' asks for 'totl'; the data has kind, total\ngive options.totl, or.*'gold'"
         with pytest.raises(UserError, match=told):
             made.check_columns(["total", "kind"])
     with Rewards([RewardConfig(name="misbehaving:asks", options={"totl": 1})]) as made:
         made.check_columns(["total"])
     with Rewards([RewardConfig(name="misbehaving:takes_what_it_gets")]) as made:
-        with pytest.raises(UserError, match="asks for column 'tags'; the data has none"):
+        with pytest.raises(UserError, match="asks for 'tags'; the data has none"):
             made.check_columns([])
+    with Rewards([RewardConfig(name="http")]) as made:
+        with pytest.raises(UserError, match="reward 'http' asks for 'url'; .*\ngive options.url"):
+            made.check_columns(["question"])
 
 
 def test_pieces_are_a_column_only_where_a_reward_wants_them():

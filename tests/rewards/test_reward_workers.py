@@ -96,6 +96,11 @@ def test_a_function_that_cannot_work_is_refused_at_once(name, options, said):
     assert judge("scaled", options={"scale": 3.0}).total.tolist() == [3.0, 3.0]
 
 
+def test_a_file_in_place_of_a_module_is_said():
+    with pytest.raises(UserError, match="cannot be imported: write my.rewards:f"):
+        Rewards([RewardConfig(name="./my/rewards.py:f")])
+
+
 @pytest.mark.slow
 def test_an_import_that_hangs_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "hanging.py").write_text("import time\ntime.sleep(1000)\n")

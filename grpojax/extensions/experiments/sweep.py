@@ -171,11 +171,12 @@ class Sweep:
     def _method(self, given: str | Mapping[str, Any]) -> SweptMethod:
         spec, lacks = self._spec(given)
         rest = [text for text in self.overrides if not text.strip().startswith("variant.")]
-        overrides = (*rest, f"variant={json.dumps(spec)}", "critic=null")
+        made = f"variant={json.dumps(spec)}"
+        overrides = (*(text for text in rest if not text.strip().startswith("critic.")), made, "critic=null")
         highest = f"train.seed={max(*self.seeds, *self.rate_seeds)}", f"run.dir={json.dumps(str(self.folder))}"
         config = recipe.load(self.config, (*overrides, *highest))
         if config.method.variant.critic is not None:  # a section that only some of the methods have
-            overrides = overrides[:-1]
+            overrides = (*rest, made)
             config = recipe.load(self.config, (*overrides, *highest))
         try_out(config.method.variant, config.rollout)
         return SweptMethod(given=given, spec=spec, lacks=lacks, config=config.resolved(), overrides=overrides)

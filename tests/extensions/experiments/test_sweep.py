@@ -340,7 +340,7 @@ def test_equal_recipes_are_run_once(tmp_path):
     jobs = asked.jobs()
     assert [job.name for job in sweep.unique(jobs).values()] == ["grpo_0", "gspo_0", "grpo_1", "gspo_1"]
     runs = sweep.record(asked, jobs).runs
-    assert runs["grpo"] == runs["grpo-kl_coef=0.0"] == runs["grpo-ddof=1-eps=1e-4"] == {0: "grpo_0", 1: "grpo_1"}
+    assert runs["grpo"] == runs["grpo-kl_coef=0.0"] == runs["grpo-ddof=1-eps=0.0001"] == {0: "grpo_0", 1: "grpo_1"}
     lines = sweep.introduction(asked, jobs)
     assert "grpo-kl_coef=0.0: the same resolved recipe as grpo_0, run once for both" in lines
     assert sweep.record(asked, jobs).comparisons == [("gspo", "grpo")]  # nothing is compared with itself
