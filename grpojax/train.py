@@ -66,12 +66,12 @@ def _repeat(run: Run, on_step: Callable[[Updates], None]) -> None:
         number = run.state.step + 1
         run.watchdog.begin(number)
         run.profile.begin(number, run.state.networks)
-        journal.begin(run.ahead)
+        journal.begin(run.steps_in_flight)
         state, updates = step(run, run.state, meanwhile=functools.partial(_catch_up, run))
         journal.add(state, updates)
         on_step(updates)
         run.profile.end(number, state.networks)
-        journal.finish(ahead=1)
+        journal.finish(leave=1)
         every, evaluates = schedule.checkpoint_every, _evaluates(run)
         saves = run.progress(state) >= 1 or (every and number % every == 0) or run.control.due
         if evaluates or saves:
@@ -173,7 +173,7 @@ def _of_sampling(
 def _catch_up(run: Run, state: State) -> State:
     """Records the step before while the devices draw the samples of this one. What is recorded may change the run's
     state, such as an alarm does."""
-    run.journal.finish(run.ahead)
+    run.journal.finish(leave=run.steps_in_flight)
     return run.state
 
 

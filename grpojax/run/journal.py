@@ -87,11 +87,11 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------ steps
 
-    def begin(self, ahead: int) -> None:
-        """Call it before each step; ``ahead`` as of `grpojax.run.run.Run`."""
+    def begin(self, steps_in_flight: int) -> None:
+        """Call it before each step; ``steps_in_flight`` as of `grpojax.run.run.Run`."""
         if not self._in_flight:  # the time of an evaluation or a save does not count for the step
             self.since = time.perf_counter()
-        elif not ahead and jax.default_backend() == "gpu":
+        elif not steps_in_flight and jax.default_backend() == "gpu":
             # There the host drives a program's loops: the call of a rollout returns at its end, and the time of the
             # updates before it would count as the rollout's.
             self._in_flight = [updates.wait(self._policy.device) for updates in self._in_flight]
@@ -101,10 +101,10 @@ class Journal:
         self.state, self.tested = state, False
         self._in_flight.append(updates)
 
-    def finish(self, ahead: int = 0) -> None:
-        """Waits for the updates in flight and records their steps, but for those of the newest ``ahead`` steps."""
+    def finish(self, leave: int = 0) -> None:
+        """Waits for the updates in flight and records their steps, but for those of the newest ``leave`` steps."""
         try:
-            while len(self._in_flight) > ahead:
+            while len(self._in_flight) > leave:
                 self._record(self._in_flight.pop(0).wait(self._policy.device))
         except UserError:
             with contextlib.suppress(UserError):  # the run ends with this step; the steps after it are recorded too

@@ -49,8 +49,8 @@ class Run(Setup):
       progress: share of the whole run that is done at a state.
       by_progress: whether the optimiser's schedules follow ``progress``, and not the number of updates.
       samples: whether steps draw samples. Their metrics then say what was drawn, and how long each phase took.
-      ahead: number of steps whose updates may still run while the next step's samples are got. 0 if these are drawn by
-        the weights after them.
+      steps_in_flight: number of steps whose updates may still run while the next step's samples are got. 0 if these are
+        drawn by the weights after them.
       lines_of: of a step's batch, a function that makes the lines of the samples file.
       store: its directory and checkpoints.
       journal: its newest state, and the records of its steps.
@@ -67,7 +67,7 @@ class Run(Setup):
     progress: Callable[[State], float]
     by_progress: bool = False
     samples: bool = True
-    ahead: int = 0
+    steps_in_flight: int = 0
     lines_of: Callable[[Batch], Callable[[], Sequence[Mapping[str, Any]]]] = lambda batch: lambda: ()
     store: Store
     journal: Journal

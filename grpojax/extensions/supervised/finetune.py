@@ -171,7 +171,7 @@ def _started(held: contextlib.ExitStack, config: SFTConfig | DPOConfig, kept: Ke
         progress=progress,
         samples=False,
         # On a CPU an update ahead gains nothing, and the times of two updates would mix.
-        ahead=int(jax.default_backend() != "cpu"),
+        steps_in_flight=int(jax.default_backend() != "cpu"),
         held=held,
         memory=MEMORY,
     )

@@ -101,7 +101,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken_fake, tmp_path, m
         calls.append(entries)
         return plain(entries, *given)
 
-    first = dataclasses.replace(run_of(recipes, kind, tmp_path / "run"), ahead=1)  # as on an accelerator
+    first = dataclasses.replace(run_of(recipes, kind, tmp_path / "run"), steps_in_flight=1)  # as on an accelerator
     reads_eval = -(-len(first.held_out.entries["validation"]) // 8)
     at = 5 + 2 * reads_eval  # batches of five updates, and of the evaluations before and in step 3
     monkeypatch.setattr(finetune.teaching, "to_batch", dies)
@@ -110,7 +110,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken_fake, tmp_path, m
     monkeypatch.undo()
     if kind == "dpo":
         before = (tmp_path / "run" / "reference.npz").read_bytes()
-    second = dataclasses.replace(run_of(recipes, kind, tmp_path / "run"), ahead=1)
+    second = dataclasses.replace(run_of(recipes, kind, tmp_path / "run"), steps_in_flight=1)
     assert second.state.step == 4
     assert train(second)
     assert numbers(tmp_path / "run") == numbers(unbroken_fake / kind)
@@ -270,7 +270,7 @@ def test_answers_of_tools_are_read_and_not_learned(recipes, tmp_path):
 def test_gradients_that_are_not_finite_stop_the_run_and_cost_nothing(recipes, tmp_path, ahead):
     """With an update ahead, the one after the last that is allowed is on the device by then: it is recorded too."""
     overrides = ("optimizer.learning_rate=1e30", "train.max_skipped=2", "train.eval_every=0")
-    run = dataclasses.replace(run_of(recipes, "sft", tmp_path / "run", *overrides), ahead=ahead)
+    run = dataclasses.replace(run_of(recipes, "sft", tmp_path / "run", *overrides), steps_in_flight=ahead)
     with pytest.raises(UserError, match="step 3: 2 updates in a row had a gradient that is not finite"):
         train(run)
     lines = [line for line in numbers(tmp_path / "run") if "loss" in line]
