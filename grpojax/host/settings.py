@@ -27,6 +27,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from grpojax.host import shipped
+from grpojax.host.console import log
 from grpojax.host.errors import UserError
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
     taken as its ``terms``.
 
     Raises:
-      UserError: an override cannot be read, has no place, or replaces what one before it has set.
+      UserError: an override cannot be read, or has no place.
 
     Example:
       >>> override({"variant": "dapo"}, ["variant.clip_high=0.3"])[0]
@@ -77,16 +78,13 @@ def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
       >>> override({"rewards": [{"name": "answer"}]}, ["rewards.timeout_s=30"])[0]
       {'rewards': {'terms': [{'name': 'answer'}], 'timeout_s': 30}}
     """
-    origins, before = {}, dict[str, str]()
+    origins = {}
     for text in overrides:
         dotted, equals, value = text.partition("=")
         keys = dotted.strip().split(".")
         where = f"override {text!r}"
         if not equals or not all(keys):
             raise UserError(f"{where}: expected key=value, such as train.steps=100")
-        if lost := next((old for name, old in before.items() if name.startswith(f"{dotted.strip()}.")), None):
-            raise UserError(f"{where} replaces all of {dotted.strip()}, and so what {lost!r} sets: put it before that")
-        before[".".join(keys)] = text
         hint = f"a text with such characters needs quotes: {dotted}='\"...\"'"
         try:
             read = _parse(value, where)
@@ -96,8 +94,10 @@ def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
             raise UserError(_one_line(f"{where}: {comment!r} would be a comment; {hint}"))
         if len(keys) > 1 and isinstance(tree, dict):
             keys, tree = _with_names(tree, keys)
+        if lost := next((name for name in origins if name.startswith(f"{'.'.join(keys)}.")), None):
+            log.warning("%s replaces all of %s, and so %s, which an override before it sets", where, dotted, lost)
         tree = _replace(tree, keys, read, where)
-        origins[".".join(keys)] = "the command line"
+        origins = {**_forget(origins, ".".join(keys)), ".".join(keys): "the command line"}
     return tree, origins
 
 

@@ -90,11 +90,13 @@ def test_an_override_is_not_cut_at_a_number_sign():
     assert settings.override({}, ["x=a#b"])[0] == {"x": "a#b"}
 
 
-def test_an_override_does_not_erase_what_one_before_it_sets():
-    with pytest.raises(UserError, match="'variant=dapo' replaces all of variant, .* 'variant.kl_coef=0.1' sets: put"):
-        settings.override({"variant": "grpo"}, ["variant.kl_coef=0.1", "variant=dapo"])
-    both = settings.override({"variant": "grpo"}, ["variant=dapo", "variant.kl_coef=0.1", "variant.kl_coef=0.2"])
-    assert both[0] == {"variant": {"name": "dapo", "kl_coef": 0.2}}
+def test_an_override_that_erases_one_before_it_is_said(caplog):
+    tree, origins = settings.override({"variant": "grpo"}, ["variant.kl_coef=0.1", "variant=dapo"])
+    assert tree == {"variant": "dapo"} and origins == {"variant": "the command line"}
+    assert "'variant=dapo' replaces all of variant, and so variant.kl_coef, which an override before it" in caplog.text
+    caplog.clear()
+    both, _ = settings.override({"variant": "grpo"}, ["variant=dapo", "variant.kl_coef=0.1", "variant.kl_coef=0.2"])
+    assert both == {"variant": {"name": "dapo", "kl_coef": 0.2}} and not caplog.text
 
 
 def test_a_key_beside_the_items_of_a_list_makes_them_its_terms():

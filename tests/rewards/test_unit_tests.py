@@ -94,5 +94,5 @@ def test_as_a_reward_of_a_recipe():
         scores = rewards([""] * 2, [ADD] * 2, [[1]] * 2, columns)
     assert scores.by_name["unit_tests"].tolist()[0] == 1.0
     assert scores.invalid == {"unit_tests/none": 1}
-    with Rewards([RewardConfig(name="unit_tests")]) as rewards, pytest.raises(UserError, match="column 'tests'"):
+    with Rewards([RewardConfig(name="unit_tests")]) as rewards, pytest.raises(UserError, match="asks for 'tests'"):
         rewards.check_columns([])
