@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import rankdata, spearmanr
 
 from grpojax.evaluation.estimates import pass_at_k
 from grpojax.extensions.experiments.comparison import verdicts
@@ -336,6 +337,41 @@ def start_table(right, draws=1000, ks=(1, 4, 16, 64, 219, 338)):
     for level, counts in right.items():
         means = (np.mean([pass_at_k(draws, count, k) for count in counts]) for k in ks)
         lines.append(f"| {level} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+    return lines
+
+
+def rank_correlation_given(scores, displacement, given):
+    """The rank correlation of scores and -displacement, given a third value: its rank and rank² are regressed out."""
+    a, b, z = (rankdata(x) for x in (scores, -np.asarray(displacement), given))
+    known = np.stack([np.ones_like(z), z, z**2], 1)
+    left = [x - known @ np.linalg.lstsq(known, x, rcond=None)[0] for x in (a, b)]
+    return float(np.corrcoef(*left)[0, 1])
+
+
+def along_table(found, epsilon=0.0):
+    """The lines of a markdown table of `grpojax displacement`'s numbers, from policies along training.
+
+    ``found`` has them by policy: ``start`` or ``<seed>_<step>``. Policies of one step share a line: Δ and the share of
+    displaced questions (Δ up to epsilon) are over all their questions, correlations are means over policies.
+    GWHES is compared with the Δ of the first method, the control.
+    """
+    steps = {}
+    for name, numbers in found.items():
+        steps.setdefault(0 if name == "start" else int(name.split("_")[1]), []).append(numbers)
+    control, *others = next(iter(found.values()))["displacement"]
+    columns = ["step", "questions", "right samples"]
+    columns += [f"{what}, `{short(m)}`" for what in ("Δ", "displaced") for m in (control, *others)]
+    columns += ["GWHES and -Δ", "given right samples"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for step, policies in sorted(steps.items()):
+        deltas = [np.concatenate([x["displacement"][m] for x in policies]) for m in (control, *others)]
+        right = np.concatenate([x["right"] for x in policies])
+        pairs = [(x["gwhes"], np.array(x["displacement"][control]), x["right"]) for x in policies]
+        shown = [str(step), str(len(right)), f"{right.mean():.2f}"]
+        shown += [f"{d.mean():+.3f}" for d in deltas] + [f"{np.mean(d <= epsilon):.2f}" for d in deltas]
+        shown += [f"{np.mean([spearmanr(g, -d)[0] for g, d, _ in pairs]):.2f}"]
+        shown += [f"{np.mean([rank_correlation_given(*x) for x in pairs]):.2f}"]
+        lines.append(f"| {' | '.join(shown)} |")
     return lines
 
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from runs import numbers, opened
+from scipy.stats import spearmanr
 
 from grpojax import advantages as A
 from grpojax import variants
@@ -176,6 +177,44 @@ def test_outcomes_that_are_kept_join_those_of_another_machine(tmp_path):
     assert len(file.read_text().splitlines()) == 2
     verdicts.keep(file, {("a", "x", 0): {"itself": 7.0, "new": 4.0}})  # what was not noted is added
     assert verdicts.kept_in(file)["a", "x", 0]["new"] == 4.0 and verdicts.kept_in(file)["a", "x", 0]["itself"] == 1.0
+
+
+def test_a_rank_correlation_given_what_moves_both():
+    from configs.experiments.verdicts import rank_correlation_given
+
+    rng = np.random.default_rng(0)
+    cause, one, two = rng.normal(size=(3, 400))
+    scores, displacement = cause + 0.5 * one, -(cause + 0.5 * two)
+    assert rank_correlation_given(scores, displacement, np.ones(400)) == pytest.approx(
+        spearmanr(scores, -displacement)[0]
+    )
+    assert spearmanr(scores, -displacement)[0] > 0.7
+    assert abs(rank_correlation_given(scores, displacement, cause)) < 0.1
+    assert abs(rank_correlation_given(scores, displacement - one, cause)) > 0.3
+    best = rng.uniform(-1, 1, 400)  # both are largest where it is neither high nor low
+    scores, displacement = -(best**2) + 0.1 * one, best**2 - 0.1 * two
+    assert spearmanr(scores, -displacement)[0] > 0.7 and abs(rank_correlation_given(scores, displacement, best)) < 0.35
+
+
+def test_policies_of_one_step_share_a_line_of_the_displacement_table():
+    from configs.experiments.verdicts import along_table
+
+    def policy(right, *deltas):
+        names = "nthr-eta=1.0", "nthr"
+        return {"right": right, "gwhes": [3.0, 2.0, 1.0], "displacement": dict(zip(names, deltas, strict=True))}
+
+    up, mixed = [1.0, 2.0, 3.0], [0.0, 1.0, 2.0]
+    found = {
+        "0_20": policy([0.5, 0.25, 0.75], up, mixed),
+        "start": policy([0.5, 0.5, 0.5], mixed, up),
+        "1_20": policy([1.0, 0.25, 0.25], mixed, mixed[::-1]),
+    }
+    head, _, start, later = along_table(found)
+    assert head.startswith(
+        "| step | questions | right samples | Δ, `nthr-eta=1.0` | Δ, `nthr` | displaced, `nthr-eta=1.0`"
+    )
+    assert start.startswith("| 0 | 3 | 0.50 | +1.000 | +2.000 | 0.33 | 0.00 | 1.00 |")
+    assert later.startswith("| 20 | 6 | 0.50 | +1.500 | +1.000 | 0.17 | 0.33 | 1.00 |")
 
 
 @pytest.mark.slow
