@@ -27,7 +27,7 @@ __all__ = ["Lesson", "Run", "State", "Updates", "open_run", "save", "step", "tra
 
 def train(run: Run, on_step: Callable[[Updates], None] = lambda updates: None) -> bool:
     """Trains to the end, and closes the run. The state is saved at the end, when the run is stopped, and after a
-    `UserError` of a step or between steps. After another error, such as memory that runs out, the last save is left.
+    `UserError` of a step or between steps. After another error, such as no memory, only the last save is left.
 
     Args:
       run: an open run, new or resumed.

@@ -14,8 +14,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import rankdata
 
+from grpojax.diagnostics import rank_correlation
 from grpojax.evaluation.estimates import pass_at_k
 from grpojax.extensions.experiments.comparison import verdicts
 from grpojax.extensions.experiments.measures import measure
@@ -369,7 +370,7 @@ def along_table(found, epsilon=0.0):
         pairs = [(x["gwhes"], np.array(x["displacement"][control]), x["right"]) for x in policies]
         shown = [str(step), str(len(right)), f"{right.mean():.2f}"]
         shown += [f"{d.mean():+.3f}" for d in deltas] + [f"{np.mean(d <= epsilon):.2f}" for d in deltas]
-        shown += [f"{np.mean([spearmanr(g, -d)[0] for g, d, _ in pairs]):.2f}"]
+        shown += [f"{np.mean([rank_correlation(np.array(g), d) for g, d, _ in pairs]):.2f}"]
         shown += [f"{np.mean([rank_correlation_given(*x) for x in pairs]):.2f}"]
         lines.append(f"| {' | '.join(shown)} |")
     return lines

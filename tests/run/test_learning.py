@@ -1,8 +1,10 @@
 """What a step learns from: which samples weigh, in which update, against which log-probs."""
 
 import dataclasses
+import functools
 import json
 import logging
+import weakref
 
 import jax
 import numpy as np
@@ -45,6 +47,23 @@ def watch(trainer, seen):
         return plain(state, frozen, packed)
 
     plain = spies.update_by(trainer, train_step)
+
+
+@pytest.mark.usefixtures("fakes")
+def test_what_a_rollout_holds_is_let_go_before_its_samples_are_scored(recipe, tmp_path, monkeypatch):
+    """Such as caches and weights on the devices."""
+    trainer, held, alive = opened(load(recipe, tmp_path / "run", "train.steps=1")), [], []
+    begin, score = trainer.source.begin, learn.score
+
+    def holding(state):
+        batch, weights = begin(state), np.zeros(1)
+        held.append(weakref.ref(weights))
+        return dataclasses.replace(batch, arrive=functools.partial(lambda weights, b: batch.arrive(b), weights))
+
+    monkeypatch.setattr(trainer.source, "begin", holding)
+    monkeypatch.setattr(learn, "score", lambda *given: alive.append(held[0]() is not None) or score(*given))
+    assert train(trainer)
+    assert alive == [False]
 
 
 # --- what weighs

@@ -37,9 +37,13 @@ def played(monkeypatch, recipe, directory, *overrides, fake=None, devices=1):
 @pytest.mark.slow
 def test_samples_are_episodes_whose_log_probs_are_the_trainer_s(recipe, tmp_path, monkeypatch):
     fake = Fake()
+    begin, begun, batches = players.Players.begin, [], []
+    monkeypatch.setattr(
+        players.Players, "begin", lambda *given, **more: begun.append(begin(*given, **more)) or begun[-1]
+    )
     trainer = played(monkeypatch, recipe, tmp_path / "run", fake=fake)
-    batches = []
     assert train(trainer, lambda updates: batches.append(updates.batch.rollout))
+    assert len(begun) >= 3 and not any(hasattr(rollout, "sampler") for rollout in begun)  # nor its caches
     assert fake.closed and not fake.open_now and fake.most == 32
     lines = numbers(tmp_path / "run")
     assert max(line["sampling/logp_difference_max"] for line in lines if "reward" in line) < 1e-4
