@@ -1,6 +1,6 @@
 """The keys of TRL, verl and Tunix next to ours: one table, for ``docs/start/coming_from.md`` and for errors.
 
-If an unknown key is another trainer's, the error names our key (`key_for`). Nothing else reads the table.
+If an unknown key is another trainer's, the error names our key (`keys_for`). Nothing else reads the table.
 """
 
 import dataclasses
@@ -42,18 +42,20 @@ class Meant:
     remedy: str
 
 
-def key_for(name: str) -> Meant | None:
-    """Our keys for another trainer's, by the last part of its name; None if no trainer has that name.
+def keys_for(name: str) -> Iterator[Meant]:
+    """Our keys for another trainer's, by the last part of its name, from each row that has it and names ours otherwise.
 
-    The first row counts in which it is a key of another trainer, and our key has another name.
+    There may be several, each for another kind of run: an earlier one is of fewer runs.
 
     Example:
-      >>> key_for("beta")
+      >>> next(keys_for("beta"))
       Meant(trainers="TRL's and Tunix's", keys=('variant.kl_coef',), remedy='set variant.kl_coef')
-      >>> key_for("epsilon").remedy
+      >>> next(keys_for("epsilon")).remedy
       'set variant.clip_low and variant.clip_high'
-      >>> key_for("actor_rollout_ref.rollout.n").remedy
+      >>> next(keys_for("actor_rollout_ref.rollout.n")).remedy
       'set rollout.group'
+      >>> [meant.keys for meant in keys_for("num_train_epochs")]
+      [('train.epochs',), ('train.steps',)]
     """
     last = name.rpartition(".")[2]
     for row in (row for rows in tables().values() for row in rows):
@@ -63,12 +65,12 @@ def key_for(name: str) -> Meant | None:
             continue
         whose = " and ".join(f"{TRAINERS[field]}'s" for field in found)
         if not codes:
-            return Meant(whose, (), f"leave it out: {row['ours']}")
+            yield Meant(whose, (), f"leave it out: {row['ours']}")
+            continue
         keys = tuple(re.match(_KEY, code)[0] for code in codes)  # pyrefly: ignore
         field, given = next(iter(found.items()))
         other = " (another number, see docs/start/coming_from.md)" if "÷" in row[field] else ""
-        return Meant(whose, keys, f"set {' and '.join(keys if '=' in given else codes)}{other}")
-    return None
+        yield Meant(whose, keys, f"set {' and '.join(keys if '=' in given else codes)}{other}")
 
 
 def _codes(cell: str, joined: str = ", | or ") -> Iterator[str]:

@@ -66,6 +66,7 @@ def read(path: str | Path) -> dict[Any, Any]:
 def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
     """A copy of ``tree`` with the overrides applied in order, and the origins of the values that they set, for `build`.
 
+    A mapping is merged as one of a file is over its base (`load`): ``rollout={group: 8}`` keeps ``rollout.prompts``.
     If an override has a key below a text at the top level, the text is taken as the name of a mapping; a list there is
     taken as its ``terms``.
 
@@ -94,11 +95,22 @@ def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
             raise UserError(_one_line(f"{where}: {comment!r} would be a comment; {hint}"))
         if len(keys) > 1 and isinstance(tree, dict):
             keys, tree = _with_names(tree, keys)
-        if lost := next((name for name in origins if name.startswith(f"{'.'.join(keys)}.")), None):
+        *at, last = keys
+        before = origins
+        over, origins = _merge({last: _value_at(tree, keys)}, {last: read}, tuple(at), "the command line", before)
+        if lost := next((name for name in before if name not in origins), None):
             log.warning("%s replaces all of %s, and so %s, which an override before it sets", where, dotted, lost)
-        tree = _replace(tree, keys, read, where)
-        origins = {**_forget(origins, ".".join(keys)), ".".join(keys): "the command line"}
+        tree = _replace(tree, keys, over[last], where)
     return tree, origins
+
+
+def _value_at(node: Any, keys: Sequence[str]) -> Any:
+    """The value at ``keys``, or None if there is none."""
+    for key in keys:
+        if isinstance(node, list):
+            node = dict(zip(map(str, range(len(node))), node, strict=True))
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
 
 
 def _with_names(tree: dict[Any, Any], keys: list[str]) -> tuple[list[str], dict[Any, Any]]:
@@ -361,10 +373,10 @@ class _Walk:
 
         dotted = _dotted(path)
         for name in (dotted, *(_dotted((*path, *below)) for below in _leaves(value))):
-            meant = other_trainers.key_for(name)
-            if meant is not None and all(_has(self.root, key.split(".")) for key in meant.keys):
-                named = "this" if name == dotted else name
-                return f"{named} is {meant.trainers} name; {meant.remedy}"
+            for meant in other_trainers.keys_for(name):
+                if all(_has(self.root, key.split(".")) for key in meant.keys):
+                    named = "this" if name == dotted else name
+                    return f"{named} is {meant.trainers} name; {meant.remedy}"
         if elsewhere := _elsewhere(self.recipe, path[-1]):
             return f"unknown key; did you mean {' or '.join(map(repr, elsewhere))}?"
         known = f"; known keys: {', '.join(fields)}"

@@ -55,10 +55,6 @@ def test_every_named_module_and_file_exists(page):
     guide_pages.check_names(page)
 
 
-def test_every_named_setting_exists():
-    assert not guide_pages.unknown_settings([config.Config])
-
-
 def test_every_key_of_a_recipe_is_documented():
     guide_pages.check_documented(config.Config)
 

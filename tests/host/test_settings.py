@@ -90,6 +90,20 @@ def test_an_override_is_not_cut_at_a_number_sign():
     assert settings.override({}, ["x=a#b"])[0] == {"x": "a#b"}
 
 
+def test_a_mapping_of_an_override_is_merged_as_a_files_is(caplog):
+    tree = {"train": {"steps": 2, "lr": 1.0}, "data": [{"name": "a", "options": {"k": 1, "n": 2}}], "variant": "grpo"}
+    texts = ["train.steps=3", "train={lr: 2.0}", "data.0={options: {k: 3}}", "variant={name: dapo}"]
+    got, origins = settings.override(tree, texts)
+    assert got == {
+        "train": {"steps": 3, "lr": 2.0},
+        "data": [{"name": "a", "options": {"k": 3, "n": 2}}],
+        "variant": {"name": "dapo"},
+    }
+    assert sorted(origins) == ["data.0.options.k", "train.lr", "train.steps", "variant"] and not caplog.text
+    assert settings.override(got, ["variant={name: gspo, k: 1}"])[0]["variant"] == {"name": "gspo", "k": 1}
+    assert settings.override(got, ["data.0={name: b}"])[0]["data"] == [{"name": "b"}]
+
+
 def test_an_override_that_erases_one_before_it_is_said(caplog):
     tree, origins = settings.override({"variant": "grpo"}, ["variant.kl_coef=0.1", "variant=dapo"])
     assert tree == {"variant": "dapo"} and origins == {"variant": "the command line"}
@@ -179,7 +193,7 @@ def test_an_error_names_where_the_value_came_from(write):
         settings.load(Config, path, ["train.steps = x"])
     assert str(error.value).startswith("train.steps='x' (from the command line): expected an integer")
     with pytest.raises(UserError) as error:
-        settings.load(Config, path, ["train={steps: x}"])
+        settings.load(Config, path, ["train={steps: x, lr: 1.0}"])
     assert str(error.value) == "train.steps='x' (from the command line): expected an integer"
 
 

@@ -22,7 +22,7 @@ def test_every_named_module_and_file_exists():
         guide_pages.check_names(page, EXTENSION)
 
 
-def test_every_named_setting_exists():
+def test_every_named_setting_exists():  # in a recipe of any kind
     kinds = [config.Config, finetune_recipe.SFTConfig, finetune_recipe.DPOConfig]
     assert not guide_pages.unknown_settings(kinds)
 
