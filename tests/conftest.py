@@ -35,10 +35,15 @@ if "GRPOJAX_TEST_CACHE" not in os.environ:
     os.environ["GRPOJAX_TEST_CACHE"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# No property fails by the clock: a busy machine is no fault of the code.
+hypothesis.settings.register_profile("no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("no clock")
 
 HERE = Path(__file__).parent
 LONGEST_FIRST = (

@@ -10,7 +10,7 @@ NAN = float("nan")
 
 SEEDS = st.integers(0, 99999)
 
-many = settings(max_examples=25, deadline=None)
+many = settings(max_examples=25)
 
 
 def scores(rng):

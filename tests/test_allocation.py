@@ -198,7 +198,7 @@ def compiled(share):
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 999))
 def test_length_oracle(share, seed):
     rng = np.random.default_rng(seed)

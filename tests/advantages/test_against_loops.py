@@ -60,7 +60,7 @@ def compiled_chain(name):
 
 
 @pytest.mark.parametrize("name", ORACLES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(rewards=hnp.arrays(np.float32, (P, G), elements=REWARD.map(np.float32)))
 def test_further_oracles(name, rewards):
     close(compiled_chain(name)(rewards, ALL), ORACLES[name][1](rewards), atol=3e-4, rtol=3e-4)

@@ -194,7 +194,7 @@ def test_unknown_choices_are_refused(make, names):
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(rewards=hnp.arrays(np.float32, (P, G), elements=REWARD.map(np.float32)))
 def test_oracle(case, rewards):
     close(compiled(case)(rewards), advantage_oracles.advantages(rewards, **CASES[case]), atol=3e-4, rtol=3e-4)

@@ -104,7 +104,7 @@ PPO_ADVANTAGES = jax.jit(A.chain(A.token_rewards(), A.gae()))
 
 
 @given(rewards=hnp.arrays(np.float32, (P, G), elements=REWARD.map(np.float32)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_ppo_at_lambda_1_is_return_minus_value(rewards):
     rng = np.random.default_rng(5)
     mask = prefix(rng.integers(1, 7, (P, G)), 6)

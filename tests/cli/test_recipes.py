@@ -90,7 +90,7 @@ PATHS = st.sampled_from([*LEAVES, "rewards.0", "rewards.0.options", "variant", "
                          "variant.clip_high", "variant.aggregate", "filter", "data", "train", ""])  # fmt: skip
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=300)
 @given(st.lists(st.tuples(PATHS, VALUES), min_size=1, max_size=3))
 @pytest.mark.slow
 def test_a_recipe_with_anything_in_it_loads_or_is_refused_in_two_lines(changes):

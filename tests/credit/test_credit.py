@@ -383,7 +383,7 @@ def compiled(rewards, signals):
     return {name: chain(rewards, signals) for name, chain in CHAINS.items()}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 9999))
 @pytest.mark.slow
 def test_oracles(seed):

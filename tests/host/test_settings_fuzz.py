@@ -44,7 +44,7 @@ def check_attempt(attempt):
         assert settings.build(Config, json.loads(json.dumps(settings.to_dict(got)))) == got
 
 
-@limits(max_examples=200, deadline=None)
+@limits(max_examples=200)
 @given(st.one_of(PROPER, st.dictionaries(KEYS, TREES, max_size=4)))
 @pytest.mark.slow
 def test_fuzz_mappings(tree):
@@ -63,7 +63,7 @@ VALUES = st.one_of(st.text(max_size=12), TREES.map(str), st.text(alphabet="[]{}:
 OVERRIDES = st.one_of(st.text(max_size=20), st.builds(lambda path, value: f"{'.'.join(path)}={value}", PATHS, VALUES))
 
 
-@limits(max_examples=200, deadline=None)
+@limits(max_examples=200)
 @given(st.lists(OVERRIDES, max_size=3))
 def test_fuzz_overrides(run_yaml, overrides):
     check_attempt(lambda: settings.load(Config, run_yaml, overrides))

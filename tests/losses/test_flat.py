@@ -30,7 +30,7 @@ def flat(x):
 
 @pytest.mark.parametrize("count_empty", [True, False])
 @pytest.mark.parametrize("how", SAMPLES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(lengths=LENGTHS)
 def test_weights(how, count_empty, lengths):
     """The grouped oracle's; multiplied by T as well, a flat batch weighed T times too little."""
@@ -85,7 +85,7 @@ def test_the_loss(name):
     jax.tree.map(lambda a, b: close(a, b, atol=1e-4), others, metrics)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(lengths=LENGTHS, seed=st.integers(0, 99), lam=st.sampled_from([0.9, 1.0]))
 @pytest.mark.slow
 def test_transforms_along_tokens(lengths, seed, lam):

@@ -29,7 +29,7 @@ def gradient_of(how, ratio, surrogate):
 
 
 @pytest.mark.parametrize("known", [True, False])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=SEEDS)
 def test_at_ratio_1_a_sequence_has_the_gradient_of_its_tokens(known, seed):
     """One advantage a sample and the mean over its tokens; of a joint ratio it is as many times that as there are."""

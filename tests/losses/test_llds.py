@@ -100,7 +100,7 @@ def test_llds_does_nothing_at_ratio_1():
     assert not np.asarray(gradient).any()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(lengths=LENGTHS, seed=st.integers(0, 999))
 def test_llds_oracle(lengths, seed):
     mask, rng = prefix(lengths), np.random.default_rng(seed)

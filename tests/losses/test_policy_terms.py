@@ -133,7 +133,7 @@ def test_a_ratio_beyond_float32_stays_finite():
 
 
 @pytest.mark.parametrize("name", [n for n in OBJECTIVES if n != "k1 in the reward"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(lengths=LENGTHS, seed=st.integers(0, 999), how=st.sampled_from(list(HOW)), own=st.booleans())
 def test_oracle(name, lengths, seed, how, own):
     objective = OBJECTIVES[name]

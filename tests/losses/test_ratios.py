@@ -152,7 +152,7 @@ def all_levels(logps, behavior, mask):
     return {level: (ratio(level, logps), gradient(level)) for level in LEVELS}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(lengths=LENGTHS, seed=st.integers(0, 999))
 def test_log_ratio_oracle(lengths, seed):
     mask, rng = prefix(lengths), np.random.default_rng(seed)

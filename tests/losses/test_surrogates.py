@@ -131,7 +131,7 @@ def test_golden_dual_clip():
 
 
 @pytest.mark.parametrize("name", [n for n in SURROGATES if n != "gmpo"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 999))
 def test_surrogate_oracle(name, seed):
     surrogate = SURROGATES[name]
@@ -147,7 +147,7 @@ def test_surrogate_oracle(name, seed):
     close(loss, want, atol=2e-5)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 999))
 def test_geometric_oracle(seed):
     logps, batch, _ = example(seed)
@@ -227,7 +227,7 @@ def test_golden_vespo():
     close(far, [math.exp(3 + 2 * math.log(1e-8)), 0], atol=1e-12)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 999))
 def test_vespo_oracle(seed):
     logps, batch, _ = example(seed)

@@ -64,7 +64,7 @@ def test_golden_empty_sample(how, counted, not_counted):
 
 
 @pytest.mark.parametrize("how", HOW)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(lengths=LENGTHS, count_empty=st.booleans(), seed=st.integers(0, 99))
 def test_aggregation_oracle(how, lengths, count_empty, seed):
     mask, losses = prefix(lengths), np.random.default_rng(seed).normal(size=(P, G, T)) + 1

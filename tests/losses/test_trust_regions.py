@@ -56,7 +56,7 @@ def test_at_ratio_1_nothing_is_dropped():
 
 
 @pytest.mark.parametrize("kind", ["tv", "kl"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 999), coef=st.sampled_from([0.0, 0.3]))
 @pytest.mark.slow
 def test_oracle(kind, seed, coef):

@@ -66,7 +66,7 @@ def check(batch, shards, microbatches, gather, least, gaps=False):
 
 @pytest.mark.parametrize("gather", [True, False])
 @pytest.mark.parametrize("sizes", SIZES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data(), gaps=st.booleans())
 @pytest.mark.slow
 def test_every_token_once(sizes, gather, data, gaps):

@@ -31,7 +31,7 @@ SIZES = [
 
 @pytest.mark.parametrize("gather", [True, False])
 @pytest.mark.parametrize("sizes", SIZES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_every_token_once(sizes, gather, data):
     n, group, size, shards, microbatches = sizes
@@ -106,7 +106,7 @@ def test_bucket(most, multiple, parts):
 
 
 @given(lengths=st.lists(st.integers(1, 20), max_size=12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_first_fit(lengths):
     packing_oracles.check_first_fit(packing.first_fit(lengths, 20), lengths, 20)
 
@@ -177,7 +177,7 @@ def test_three_sizes(sizes):
     assert shapes == {(few, half): few < whole, (few, size): few < whole, (whole, size): False}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lengths=st.lists(st.integers(1, 23), max_size=40), size=st.integers(1, 23), empty=st.integers(0, 5))
 @hypothesis_example(lengths=[6] * 9, size=23, empty=0)
 @hypothesis_example(lengths=[12] * 3 + [1] * 30, size=23, empty=0)

@@ -90,7 +90,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(st.sampled_from(sorted(SCHEMAS["f"]["parameters"]["properties"])), values), st.booleans())
 @pytest.mark.slow
 def test_no_argument_raises(arguments, as_text):

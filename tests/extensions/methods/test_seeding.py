@@ -203,8 +203,8 @@ def test_what_is_solved_with_solutions_before_it_is_not_solved():
 def test_settings_that_cannot_be(recipe, tmp_path):
     assert AllocationConfig(exemplars=2, success=0.5, pool=3).pool == 3
     for options, match in (
-        ("{success: 0.5}", "success=0.5: goes with exemplars over 0"),
-        ("{pool: 3}", "pool=3: goes with exemplars over 0"),
+        ("{exemplars: 0, success: 0.5}", "success=0.5: goes with exemplars over 0"),
+        ("{exemplars: 0, pool: 3}", "pool=3: goes with exemplars over 0"),
         ("{exemplars: -1}", "exemplars=-1"),
         ("{exemplars: 1, pool: 0}", "pool=0"),
     ):
