@@ -60,7 +60,7 @@ def _repeat(run: Run, on_step: Callable[[Updates], None]) -> None:
     """Steps to the end of the run, and between them records, evaluations and saves."""
     journal, schedule, done = run.journal, run.config.train, run.state.step
     # The evaluation that was due after the last step of a stopped run.
-    if run.held_out.best and (done == 0 or (_evaluates(run) and journal.evaluated < done)):
+    if run.held_out.best is not None and (done == 0 or (_evaluates(run) and journal.evaluated < done)):
         _evaluate(run)
     while run.progress(run.state) < 1:
         number = run.state.step + 1
@@ -144,7 +144,7 @@ def step(run: Run, state: State, meanwhile: Callable[[State], State] = lambda st
 
 
 def _with_counts(state: State, lesson: Lesson) -> State:
-    """The state with what a step learns from."""
+    """The state with the tokens and FLOPs of a step counted."""
     return dataclasses.replace(
         state,
         num_tokens=state.num_tokens + lesson.prompt_tokens + lesson.tokens,

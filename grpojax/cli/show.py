@@ -21,7 +21,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the samples."""
-    from grpojax.records.samples import read_samples
+    from grpojax.records.samples import ranked_samples, read_samples
 
     if args.n < 1:
         raise UserError(f"-n {args.n}: must be at least 1")
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.uid is None:
         shown = best_and_worst(samples, args.n)
     elif args.uid in uids:
-        shown = {"": _ranked([s for s in samples if s["uid"] == args.uid])}
+        shown = {"": ranked_samples([s for s in samples if s["uid"] == args.uid])}
     else:
         raise UserError(f"step {step} has no prompt {args.uid}; it has {sorted(uids)}")
     decode = _decode(args.run_dir, samples) if args.critic else None
@@ -61,10 +61,12 @@ def best_and_worst(samples: Sequence[Sample], n: int) -> dict[str, list[Sample]]
       >>> {name: [(s["uid"], s["reward"]) for s in rows] for name, rows in best_and_worst(samples, 1).items()}
       {'best': [(8, 1.0)], 'worst': [(9, 0.0)], 'invalid': []}
     """
+    from grpojax.records.samples import ranked_samples
+
     groups: dict[int, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample["uid"], []).append(sample)
-    ranked = {uid: _ranked([s for s in group if s["reward"] is not None]) for uid, group in groups.items()}
+    ranked = {uid: ranked_samples([s for s in group if s["reward"] is not None]) for uid, group in groups.items()}
     means = {uid: sum(s["reward"] for s in group) / len(group) for uid, group in ranked.items() if group}
     low = sorted(means, key=lambda uid: (ranked[uid][-1]["reward"], means[uid]))[: min(n, len(means) // 2)]
     high = sorted(means.keys() - low, key=lambda uid: (-ranked[uid][0]["reward"], -means[uid], uid))[:n]
@@ -73,11 +75,6 @@ def best_and_worst(samples: Sequence[Sample], n: int) -> dict[str, list[Sample]]
         "worst": [ranked[uid][-1] for uid in low],
         "invalid": [group[0] for uid, group in groups.items() if uid not in means][:n],
     }
-
-
-def _ranked(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples from best to worst; those without a reward come last."""
-    return sorted(samples, key=lambda s: (s["reward"] is None, -(s["reward"] or 0.0)))
 
 
 def _text(row: Sample) -> str:

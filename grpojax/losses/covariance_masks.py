@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from grpojax import masked, shapes
 from grpojax.losses.objective import Objective, check_given
 from grpojax.losses.ratios import log_ratio
-from grpojax.losses.surrogates import inputs_of
+from grpojax.losses.surrogates import STOPPING, inputs_of
 from grpojax.types import AnyTokens, Array
 
 
@@ -156,7 +156,7 @@ def covariance_mask(
     marks = {}
     if hasattr(surrogate, "marks"):
         marks = surrogate.marks(ratios, advantages, **inputs_of(surrogate, logps, mask, segments))
-    clipped = [marks[name] for name in ("clip_low", "clip_high", "dual_clip") if name in marks]
+    clipped = [marks[name] for name in STOPPING if name in marks]
     kept = clip_cov(
         key,
         cov,

@@ -126,7 +126,7 @@ class Objective:
         if self.kl_coef > 0 and self.kl_in != "loss" and self.kl_kind != "k1":
             raise ValueError(
                 f"kl_kind={self.kl_kind!r} with kl_in={self.kl_in!r}: its gradient is not that of a KL; only k1 "
-                "belongs there"
+                "belongs there: set kl_kind='k1'"
             )
 
     def _check_ratio(self):

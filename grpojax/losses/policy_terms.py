@@ -56,8 +56,8 @@ def policy_loss(
       advantages: ``[..., T]`` constant. For one number per sample give ``jnp.broadcast_to(a[..., None], logps.shape)``.
       weights: ``[..., T]`` of `loss_weights`, computed on all samples of the update; 0 on padding. One under 0 or NaN
         is an error where values can be seen; in a compiled program a token with such a weight is left out.
-      old_logps: ``[..., T]`` log-probs of the policy before the update, the ratio's denominator. None means the policy
-        itself, as with one update per rollout: the ratio is 1.
+      old_logps: ``[..., T]`` log-probs of the policy before the step's first update, the ratio's denominator. None
+        means the policy itself, as with one update per rollout: the ratio is 1.
       ref_logps: ``[..., T]`` log-probs of the frozen reference.
       sampler_logps: ``[..., T]`` log-probs that the sampler reported.
       displacement_weights: ``[..., T]`` from `displacement_weights`.
@@ -142,7 +142,7 @@ def policy_loss(
     # The KL, LLDS and KL-Cov are of tokens, whatever the ratio, and have a gradient however far a token has moved.
     if objective.needs_reference:
         ref = jnp.where(mask, arrays["ref_logps"], 0.0)
-        # With a KL in the rewards, a variant has `grpojax.advantages.subtract_kl` before its chain (`published`).
+        # A KL in the rewards is in the advantages: a variant's chain begins with `grpojax.advantages.subtract_kl`.
         if objective.kl_in == "loss":
             estimate = kl(logps, ref, objective.kl_kind, log_ratios=by_token)
             if objective.kl_kind == "unbiased" and correction is not None:

@@ -24,6 +24,9 @@ import jax.numpy as jnp
 from grpojax import masked, shapes
 from grpojax.types import AnyTokens
 
+# The marks of tokens whose gradient is stopped.
+STOPPING = ("clip_low", "clip_high", "dual_clip")
+
 
 def inputs_of(
     surrogate: Any, logps: AnyTokens, mask: AnyTokens, segments: AnyTokens | None = None

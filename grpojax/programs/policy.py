@@ -113,7 +113,6 @@ class Policy:
       device, shards, compute: the devices that learn, with their number of batch shards and compute settings.
       sampling_device, sampling: the devices that sample. They are those that learn, unless ``mesh.rollout`` reserves
         some.
-      reshard: turns training weights into the rollout's, on the devices that sample.
     """
 
     def __init__(

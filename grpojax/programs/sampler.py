@@ -58,7 +58,8 @@ def sample_groups(
 
     Args:
       graph, params: the two halves of a `Decoder` (``nnx.split``).
-      prompts: the prompts. On a mesh their number must be a multiple of the data-parallel shards' number (`spread`).
+      prompts: the prompts. On a mesh their number must be a multiple of the data-parallel shards' number
+        (`grpojax.programs.batch_shards.spread`).
       key: a key that differs from rollout to rollout, such as ``fold_in(key(seed), step)``.
       config: group size, lengths, temperature, truncation, decode_slots.
       eos_ids: tokens that end a sample. If empty, every sample has ``max_tokens`` tokens.

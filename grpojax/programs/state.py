@@ -123,14 +123,16 @@ def make_reshard(
     *,
     adapted: bool = False,
 ) -> Program | None:
-    """Turns training weights into the rollout's: ``params -> params`` in the compute dtype, whole on every fsdp shard.
+    """Turns training weights into the rollout's: ``params -> params`` in the compute dtype, whole on every fsdp
+    shard. Weights that are exact keep their own dtype.
 
     It runs once for each rollout; decoding then moves no weight between devices. On one device in float32 there is
     nothing to do: None.
 
     With another format as ``weights``, such as "int8", every weight that multiplies becomes a
     `grpojax.models.matrix.Matrix` in that format, also the embeddings and the output projection. This happens before
-    the gather, so that the wire carries fewer bytes for each weight. Norms and biases are cast.
+    the gather, so that the wire carries fewer bytes for each weight. Norms and biases are cast, unless they
+    are exact.
 
     With ``adapted`` some weights are a `grpojax.models.matrix.Matrix`, which is merged here, in float32.
     """

@@ -195,7 +195,8 @@ class Checkpoints:
         wanted = _items(abstract)
         if absent := sorted(wanted.keys() - there):
             # Orbax raises for a torn item. If a whole role was never saved, the checkpoint is of another recipe.
-            if not any(name.startswith(absent[0].partition("_")[0]) for name in there):
+            role = absent[0].removesuffix("_params").removesuffix("_opt_state")
+            if not any(name in (f"{role}_params", f"{role}_opt_state") for name in there):
                 raise UserError(f"{self.directory}: the checkpoint of step {step} has no {', '.join(absent)}")
         items: dict[str, Any] = {name: ocp.args.StandardRestore(_placed(x)) for name, x in wanted.items()}
         got = self._manager.restore(step, args=ocp.args.Composite(**items, meta=ocp.args.JsonRestore()))

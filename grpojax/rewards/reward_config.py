@@ -85,7 +85,8 @@ class RewardsConfig:
         also scales by the batch: take a variant that does.
       timeout_s: most seconds of a worker for a job, which is one sample or several. If a job of several is late, each
         of its samples is judged by itself, with the same limit. A sample that is late alone gets NaN as its reward, and
-        no update learns from it. Built-in rewards that cannot hang run without a limit.
+        no update learns from it; of a function's first samples one may have a second try. If no job ends within a
+        minute more, the workers are taken for lost. Built-in rewards that cannot hang run without a limit.
       memory_mb: most MiB of address space of a worker, besides its imports; 0 sets no limit.
       workers: number of worker processes for rewards that may hang; 0 takes one for each core, up to 16.
     """

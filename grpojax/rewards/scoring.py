@@ -14,7 +14,7 @@ from grpojax.host import console
 from grpojax.host.errors import UserError
 from grpojax.rewards import answers, builtin, pool, sandbox, worker
 from grpojax.rewards.reward_config import RewardConfig, RewardsConfig, named_functions
-from grpojax.rewards.worker import REASONS, RewardOutcome, Samples, happened
+from grpojax.rewards.worker import REASONS, RewardOutcome, SampleTexts, happened
 
 log = logging.getLogger("grpojax")
 
@@ -56,6 +56,16 @@ class RewardScores:
 
 @dataclasses.dataclass
 class _Job:
+    """Samples that a worker judges together.
+
+    Attributes:
+      term: which reward.
+      indices: the samples.
+      attempt: 1, or 2 after a worker died.
+      twice: whether a single sample is given twice, as long as it is not known that the reward gives a value for each
+        (`grpojax.rewards.worker.judge`).
+    """
+
     term: int
     indices: list[int]
     attempt: int
@@ -65,7 +75,7 @@ class _Job:
 class PendingScores:
     """Rewards under way; `result` waits for them."""
 
-    def __init__(self, rewards: "Rewards", samples: Samples, group: int, texts: Mapping[str, Sequence[str]]):
+    def __init__(self, rewards: "Rewards", samples: SampleTexts, group: int, texts: Mapping[str, Sequence[str]]):
         self._rewards, self._group = rewards, group
         # Each reward gets the texts that it asks for.
         self._samples = [
@@ -118,7 +128,7 @@ class PendingScores:
             elif n > 1:  # one of them is to blame
                 for i in job.indices:
                     self._submit(_Job(job.term, [i], job.attempt))
-            elif job.twice:  # two may be too much where one is not
+            elif job.twice:  # it was given twice, which may be too much where once is not
                 self._rewards.close_count(job.term)
                 self._submit(job)
             elif reason != "timeout" and job.attempt == 1:  # maybe the worker's fault
@@ -223,7 +233,7 @@ class Rewards:
             raise ValueError(f"{n} completions in groups of {group}, but {wrong or 'that leaves a rest'}")
         self.check_columns(columns)
         lists = {name: list(values) for name, values in columns.items()}
-        samples = Samples(list(prompts), list(completions), list(map(list, tokens)), lists)
+        samples = SampleTexts(list(prompts), list(completions), list(map(list, tokens)), lists)
         return PendingScores(self, samples, group, texts)
 
     def texts(self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> dict[str, list[str]]:
@@ -360,7 +370,7 @@ class Rewards:
         """Takes note that it has, or that nothing more can be found out."""
         self._open_counts.discard(t)
 
-    def at_once(self, t: int, samples: Samples) -> list[RewardOutcome | None]:
+    def at_once(self, t: int, samples: SampleTexts) -> list[RewardOutcome | None]:
         """Outcomes of a reward that need no worker; None for those that do."""
         term, n = self.terms[t], len(samples.completions)
         if term is None:

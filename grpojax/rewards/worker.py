@@ -16,7 +16,7 @@ from grpojax.rewards.steps import LARGEST, Steps, read_steps, real
 T = TypeVar("T")
 
 
-class Samples(NamedTuple):
+class SampleTexts(NamedTuple):
     """Some samples of a batch: lists of one entry a sample."""
 
     prompts: list[str]
@@ -24,14 +24,14 @@ class Samples(NamedTuple):
     tokens: list[list[int]]
     columns: Mapping[str, list[Any]]
 
-    def take(self, indices: Sequence[int]) -> "Samples":
+    def take(self, indices: Sequence[int]) -> "SampleTexts":
         """Those at ``indices``, in that order."""
 
         def pick(values: Sequence[T]) -> list[T]:
             return [values[i] for i in indices]
 
         columns = {name: pick(values) for name, values in self.columns.items()}
-        return Samples(pick(self.prompts), pick(self.completions), pick(self.tokens), columns)
+        return SampleTexts(pick(self.prompts), pick(self.completions), pick(self.tokens), columns)
 
 
 class RewardOutcome(NamedTuple):
@@ -89,7 +89,7 @@ def _reward(name: str, options: str) -> Callable[..., Any]:
 
 
 @sandbox.job
-def judge(name: str, options: str, samples: Samples, twice: bool = False) -> tuple[list[RewardOutcome], float]:
+def judge(name: str, options: str, samples: SampleTexts, twice: bool = False) -> tuple[list[RewardOutcome], float]:
     """Outcomes of some samples and the seconds they took. If a call with all of them raises, each gets its own call.
 
     Args:
@@ -103,7 +103,7 @@ def judge(name: str, options: str, samples: Samples, twice: bool = False) -> tup
     return outcomes, time.perf_counter() - begin
 
 
-def _judge(name: str, options: str, samples: Samples, twice: bool) -> list[RewardOutcome]:
+def _judge(name: str, options: str, samples: SampleTexts, twice: bool) -> list[RewardOutcome]:
     n = len(samples.completions)
     given = samples.take([0, 0]) if twice and n == 1 else samples
     try:
@@ -129,7 +129,7 @@ def _traceback(error: BaseException) -> str:
     return text if len(text) <= LONGEST_DETAIL else f"{text[:half]}\n...\n{text[-half:]}"
 
 
-def call(function: Callable[..., Any], samples: Samples) -> Any:
+def call(function: Callable[..., Any], samples: SampleTexts) -> Any:
     """What a reward function returns for samples."""
     return sandbox.call(function, samples.prompts, samples.completions, samples.tokens, **samples.columns)
 

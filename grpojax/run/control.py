@@ -1,11 +1,11 @@
 """Decides whether a run goes on, saves, or stops: one decision for all of its processes, made without the devices.
 
-The processes of a run do the same things in the same order. Each wait for a rollout is a *sync point*, and sync points
-are counted. At each, the first process posts its decision, and the others read the decision for that point. So the
-decision takes effect at the same place of the program on all processes. The first process posts "stop" as soon as it
-was asked to, and "go" or "save" once its own rollout is there. So waiting for the decision costs no time: the other
-processes wait for their rollouts anyway. Any process can ask for a stop by a post of its own; the first looks for these
-while it waits.
+The processes of a run do the same things in the same order. Each wait for a rollout, for an evaluation's samples or for
+an environment is a *sync point*, and sync points are counted. At each, the first process posts its decision, and the
+others read the decision for that point. So the decision takes effect at the same place of the program on all processes.
+The first process posts "stop" as soon as it was asked to, and "go" or "save" once its own rollout is there. So waiting
+for the decision costs no time: the other processes wait for their rollouts anyway. Any process can ask for a stop by a
+post of its own; the first looks for these while it waits.
 """
 
 import itertools
@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 class Stopped(Exception):
-    """The run is to stop here, on all processes: work in flight is dropped, and the learned state is saved."""
+    """The run is to stop here, on all processes. The state is saved, and of work in flight what the source saves."""
 
 
 class RunControl:

@@ -1,7 +1,7 @@
 """What a step learns from, and its updates: pack the samples in rows, score them, weigh them, update.
 
-All functions take a `Setup`, such as the `grpojax.run.run.Run`, with the networks by role or the `State`, and return
-what follows. They pass on a list of `Minibatch`, one for each update of a pass.
+`from_rewards` takes the `grpojax.run.run.Run`. All other functions take a `Setup`, which a run is too, with the
+networks by role or the `State`. They pass on a list of `Minibatch`, one for each update of a pass.
 """
 
 import dataclasses
@@ -262,7 +262,7 @@ def update(
 
     Returns:
       The state with the networks and the number of updates after them; and the metrics of each update, which are
-      still on the device. A minibatch without weights has none.
+      still on the device. A minibatch in which no token counts has none.
     """
     number, networks, updates = state.step + 1, dict(state.networks), state.updates
     frozen = policy_state.frozen(networks)

@@ -182,9 +182,11 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     An override of ``train.steps`` stands in place of the file's ``train.tokens``, and the other way round.
     """
     given = list(overrides)
-    keys = {text.partition("=")[0].strip() for text in given}
-    if "method" in {key.partition(".")[0] for key in keys}:
+    sections = [text.partition("=")[0].strip().partition(".")[0] for text in given]
+    if "method" in sections:
         raise UserError("method is what the variant stands for, not a setting: set variant, such as variant.kl_coef=0")
+    of_train = [text for text, section in zip(given, sections, strict=True) if section == "train"]
+    _, keys = settings.override({"train": {}}, of_train)  # a mapping may name them too
     for one, other in (("train.steps", "train.tokens"), ("train.tokens", "train.steps")):
         if one in keys and other not in keys:
             given.append(f"{other}=null")

@@ -1,4 +1,5 @@
-"""The logged numbers of a step, from arrays on the host. All functions are pure. Metrics are named only here."""
+"""The logged numbers of a step, from arrays on the host. All functions are pure. Metrics of samples and of
+updates are named only here; those of time and of the run so far in `grpojax.train` and `grpojax.run.journal`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ import numpy as np
 
 from grpojax import diagnostics, masked
 from grpojax.host.on_host import on_host
+from grpojax.losses.surrogates import STOPPING
 from grpojax.programs.sampler import own_tokens
 from grpojax.run.batch import Batch
 from grpojax.run.method import RunMethod
@@ -37,7 +39,7 @@ FIRST = {
     "sampler_ratio": "sampling/ratio_mean",
     "sampler_ratio_square": "sampling/effective_sample_size",
 }
-BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
+BOUNDS = tuple(MEANS[name] for name in STOPPING)
 
 
 @on_host()
@@ -77,7 +79,7 @@ def of_drawn(drawn: Sequence[Batch], deciding: str) -> dict[str, float]:
       deciding: the reward that says whether a sample succeeded.
     """
     total = np.concatenate([d.total for d in drawn])
-    taught = np.concatenate([_taught(d) for d in drawn])
+    taught = np.concatenate([_advantage_rewards(d) for d in drawn])
     reward = np.concatenate([d.reward for d in drawn])
     lengths = np.concatenate([d.own_lengths for d in drawn])
     there = lengths > 0
@@ -145,7 +147,7 @@ def of_kept(batch: Batch) -> dict[str, float]:
     }
 
 
-def _taught(drawn: Batch) -> Samples:
+def _advantage_rewards(drawn: Batch) -> Samples:
     """The rewards that advantages are made of: the total and, if there are any, the rewards of steps."""
     steps = drawn.signals.get("step_rewards")
     return drawn.total if steps is None else drawn.total + np.nansum(steps, -1)

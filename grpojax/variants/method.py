@@ -30,7 +30,8 @@ class Method(abc.ABC):
       count_empty: whether samples without any token that counts still count as samples.
       kl_coef: weight of the KL to the reference; 0 evaluates no reference.
       kl_kind: the KL's estimator (`grpojax.losses.kl`).
-      kl_in: where the KL is: "loss", "reward" of the sample (k1), or "token_reward" (k1; where the chain has these).
+      kl_in: where the KL is: "loss", "reward" of the sample, or "token_reward", where the chain has these. The last two
+        take ``kl_kind="k1"`` only.
       entropy_coef: weight of the entropy bonus; with ``entropy_target``, the weight at the start.
       entropy_target: entropy in nats per token that the weight is adapted to hold; None for a fixed weight.
       entropy_step: change of that weight per step; only with ``entropy_target``.

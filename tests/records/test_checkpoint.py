@@ -41,6 +41,15 @@ def test_the_best_checkpoint_is_still_known_after_a_restart(tmp_path):
     assert Checkpoints(tmp_path / "checkpoints", read_only=True).steps() == [1, 5]
 
 
+def test_a_role_is_not_taken_for_part_of_another_whose_name_it_begins(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"policy_old": {"w": np.zeros(3, np.float32)}}, {"step": 1})
+    checkpoints.wait()
+    with pytest.raises(UserError, match="step 1 has no policy_params"):
+        checkpoints.restore({"policy": {"w": jax.ShapeDtypeStruct((3,), np.float32)}})
+    checkpoints.close()
+
+
 def test_a_reader_leaves_a_save_under_way_alone(tmp_path):
     state = {"reference": {"w": np.zeros(3, np.float32)}}
     checkpoints = Checkpoints(tmp_path)

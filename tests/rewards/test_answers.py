@@ -298,7 +298,7 @@ def test_what_math_verify_fails_at_is_invalid(monkeypatch):
     monkeypatch.setattr(answers.check.sandbox, "in_worker", lambda: True)
     given = r"#### \int x dx"
     assert answers.verdict(given, "y") is None and not check_answer(given, "y")
-    samples = worker.Samples([""] * 2, [given, "#### y"], [[]] * 2, {"gold": ["y", "y"]})
+    samples = worker.SampleTexts([""] * 2, [given, "#### y"], [[]] * 2, {"gold": ["y", "y"]})
     outcomes, _ = worker.judge("math_answer", "{}", samples)
     assert [o.reason for o in outcomes] == ["error", ""] and outcomes[1].value == 1.0
     assert reward.at_once(given, "y") is None

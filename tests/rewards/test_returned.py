@@ -18,7 +18,7 @@ from grpojax.variants import get
 
 
 def samples(n, **columns):
-    return worker.Samples([""] * n, [f"c{i}" for i in range(n)], [[0] * (i + 1) for i in range(n)], columns)
+    return worker.SampleTexts([""] * n, [f"c{i}" for i in range(n)], [[0] * (i + 1) for i in range(n)], columns)
 
 
 def judged(name, n=3, twice=False, **columns):

@@ -63,6 +63,7 @@ def test_steps_or_tokens(recipe):
             config.load(recipe, given)
     budget = config.load(recipe, ("train.tokens=5",)).train
     assert (budget.steps, budget.tokens) == (None, 5)  # an override takes the other's place
+    assert config.load(recipe, ("train={tokens: 5}",)).train == budget
     with pytest.raises(UserError, match="tokens=0: must be at least 1"):
         config.load(recipe, ("train.steps=null", "train.tokens=0"))
 

@@ -36,8 +36,8 @@ def read_shape(path: str) -> DecoderConfig:
 
 
 class Part:
-    """One thing that a variant or a setting needs. Its methods stand in the order in which they are called; most do
-    nothing here.
+    """One thing that a variant or a setting needs. Its methods stand in about the order in which they are called; most
+    do nothing here.
 
     Args:
       config: the recipe.

@@ -73,7 +73,7 @@ class Reference(Part):
         if (adapter := self.shape.adapter) is not None:
             return {ROLE: Network(params=adapter.abstract(self.shape.config), table=policy_state.table_of(adapter))}
         _, network = decoder_network(self.shape.config, None, self.shape.mesh)
-        return {ROLE: dataclasses.replace(network, params=jax.eval_shape(self._copy().fn, network.params))}
+        return {ROLE: dataclasses.replace(network, params=jax.eval_shape(self._copy_program().fn, network.params))}
 
     def saved(self) -> tuple[str, ...]:
         return tuple(self.networks()) if self.every or self.shape.adapter is not None else ()
@@ -83,7 +83,7 @@ class Reference(Part):
             return {}
         if (adapter := self.shape.adapter) is not None:
             return {ROLE: adapter.first(self.shape.config, params, self.config.train.seed, self.policy.device)}
-        return {ROLE: self.policy.device.call(self._copy(), params)}
+        return {ROLE: self.policy.device.call(self._copy_program(), params)}
 
     def _weights(self, networks: Networks) -> Any:
         """The reference in the form that the score program takes. Copies nothing."""
@@ -92,7 +92,7 @@ class Reference(Part):
             return own
         return joined(networks[policy_state.BASE], own)
 
-    def _copy(self) -> Program:
+    def _copy_program(self) -> Program:
         return make_frozen_copy(self.shape.compute, averaged=self.every > 0)
 
     def before(self, networks: Networks, minis: Sequence[Minibatch]) -> tuple[dict[str, Tokens], InRows]:
