@@ -39,7 +39,7 @@ SAID = {
     ),
     "displacement": (
         "right answers get less likely and the reward does not grow (likelihood displacement; nats per token)",
-        f"{_SLOWER}, or take variant nthr, or llds with several updates a rollout",
+        f"{_SLOWER}; variants nthr and llds are made for it, but what they gain is open",
     ),
     "rewards_invalid": (
         "many samples have no valid reward, and nothing is learned from them (share of samples)",
