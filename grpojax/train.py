@@ -162,7 +162,7 @@ def _of_sampling(
     return {
         "sampled_tokens": float(state.sampled_tokens),
         "flops": float(state.flops),
-        "empty_updates": float(run.passes * len(lesson.minibatches) - len(metrics)),
+        "empty_updates": float(run.ppo_epochs * len(lesson.minibatches) - len(metrics)),
         **{f"time/{name}_s": float(seconds[name]) for name in ("data", "rollout", "score", "reward")},
     }
 

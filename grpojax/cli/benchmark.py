@@ -108,7 +108,7 @@ def measure_rollouts(config: Config, *, steps: int, full_length: bool = False) -
             lengths = own_tokens(batch.rollout).lengths
             tokens.append(float(lengths.sum()))
             widths.append(int(sum(len(p.ids) for p in batch.problems) + lengths.sum()))
-            flops.append(work.step_flops(model, batch, scores=0, iterations=0)["rollout"])
+            flops.append(work.step_flops(model, batch, scores=0, ppo_epochs=0)["rollout"])
             state = dataclasses.replace(state, step=number).having(run.source.after_step())
     if not processes.is_first():
         return {}

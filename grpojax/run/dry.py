@@ -98,7 +98,7 @@ class DryRun:
             objective=config.method.variant.objective,
             parts=added,
             longest_prompt=longest_prompt,
-            passes=config.train.ppo_epochs,
+            ppo_epochs=config.train.ppo_epochs,
         )
         self.setup.open_parts()
         self.state = self._new() if state is None else state

@@ -81,7 +81,7 @@ def work(setup: Setup, batch: Batch, number: int) -> dict[str, float]:
         batch,
         learned=batch.taught,
         scores=int(setup.scores_policy),
-        iterations=setup.passes,
+        ppo_epochs=setup.ppo_epochs,
         picks=setup.objective.needs_covariance_mask,
         policy_learns=not setup.learns_alone(number),
         frozen=setup.policy.adapter is not None,
@@ -268,7 +268,7 @@ def update(
     frozen = policy_state.frozen(networks)
     if setup.objective.entropy_target is not None:
         frozen["entropy_coef"] = np.float32(entropy_of(setup, state)["applied"])
-    call, taken, count = setup.policy.device.call, [], setup.passes * len(minis)
+    call, taken, count = setup.policy.device.call, [], setup.ppo_epochs * len(minis)
     second, learns_alone = setup.second, setup.learns_alone(number)
     for n in range(count):
         mini = minis[n % len(minis)]

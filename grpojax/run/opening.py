@@ -247,7 +247,7 @@ def _started(held: contextlib.ExitStack, config: Config, kept: Kept, made: _Made
         objective=config.method.variant.objective,
         parts=made.parts,
         longest_prompt=longest,
-        passes=train.ppo_epochs,
+        ppo_epochs=train.ppo_epochs,
     )
     setup.open_parts()
     restored = kept.restore(held, setup.abstract(), best=made.held_out.best)

@@ -26,7 +26,7 @@ class Setup:
       objective: what the policy's updates optimise.
       parts: what the variant and the settings need besides (`grpojax.run.parts`).
       longest_prompt: most tokens of a prompt in the run.
-      passes: number of passes over a step's minibatches.
+      ppo_epochs: passes over a step's minibatches.
     """
 
     config: Any
@@ -35,7 +35,7 @@ class Setup:
     objective: L.Objective
     parts: Sequence[Part] = ()
     longest_prompt: int = 0
-    passes: int = 1
+    ppo_epochs: int = 1
 
     @property
     def method(self) -> RunMethod:
@@ -50,7 +50,7 @@ class Setup:
     @property
     def scores_a_step(self) -> int:
         """Forward passes over all samples in a step, besides sampling and updates."""
-        return int(self.scores_policy) + sum(part.passes for part in self.parts)
+        return int(self.scores_policy) + sum(part.scorings for part in self.parts)
 
     @property
     def second(self) -> Part | None:

@@ -14,7 +14,7 @@ def step_flops(
     batch: Batch,
     *,
     scores: int,
-    iterations: int,
+    ppo_epochs: int,
     learned: Samples | None = None,
     picks: bool = False,
     policy_learns: bool = True,
@@ -28,7 +28,7 @@ def step_flops(
       batch: the samples to learn from, and all that were drawn for them. Completions that were drawn beside them have a
         program of their own, in which their prompts run once more.
       scores: how often the policy scores the samples before the update.
-      iterations: number of passes over the samples.
+      ppo_epochs: passes over the samples.
       learned: ``[P, G]``, lengths of the samples in the updates; None takes all. A prompt without samples is left out.
       picks: whether the policy scores the samples once more before each pass, to pick tokens by their covariance.
       policy_learns: whether the policy is updated at all.
@@ -53,7 +53,7 @@ def step_flops(
         "rollout": sampled,
         "score": whole * scores,
         "late": 0.0,
-        "update": (3 - frozen + picks) * taught * iterations * policy_learns,
+        "update": (3 - frozen + picks) * taught * ppo_epochs * policy_learns,
     }
     for part in parts:
         for phase, count in part.items():

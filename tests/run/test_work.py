@@ -18,7 +18,7 @@ def test_the_policy_alone():
         CONFIG,
         dataclasses.replace(BATCH, rollouts=drawn),
         scores=2,
-        iterations=3,
+        ppo_epochs=3,
         parts=[{"late": 3.0}, {"late": 4.0, "score": 1.0}],
     )
     assert got == {"rollout": 3 * FORWARD, "score": 2 * FORWARD + 1, "late": 7.0, "update": 9 * FORWARD}
@@ -26,7 +26,7 @@ def test_the_policy_alone():
 
 def test_a_greedy_completion_runs_its_prompt_again():
     drawn = [judged([[1, 2]], np.array([2]))]
-    got = step_flops(CONFIG, dataclasses.replace(BATCH, rollouts=drawn), scores=0, iterations=1)
+    got = step_flops(CONFIG, dataclasses.replace(BATCH, rollouts=drawn), scores=0, ppo_epochs=1)
     assert got == {"rollout": 4328 + 3536, "score": 0, "late": 0, "update": 3 * FORWARD}
 
 

@@ -71,7 +71,7 @@ class LearnedCritic(Part):
     """
 
     learns = ROLE
-    passes = 1
+    scorings = 1
     signals = {
         "token_bias": Declared("P G T", "its outputs from the state after each token, before the step's updates"),
         "values": Declared("P G T", "its outputs from the state before each token, before the step's updates"),

@@ -77,7 +77,7 @@ class Proxy(Part):
 
     options = ("noise",)
     signals = {"proxy_ratios": Declared("P G T", "how much likelier a token is without the unlikely ones; 0 for those")}
-    passes = 1
+    scorings = 1
 
     def make(self, learning: Learning) -> Mapping[str, Program]:
         """``(params, rows) -> ratios``."""

@@ -39,7 +39,7 @@ class Teacher(Part):
 
     options = ("teacher",)
     signals = {"ref_logps": Declared("P G T", "log-probs in nats by the teacher")}
-    passes = 1
+    scorings = 1
 
     @classmethod
     def needs_policy_logps(cls, variant: Variant) -> bool:

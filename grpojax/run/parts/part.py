@@ -59,7 +59,7 @@ class Part:
       learns: the role of a network that learns with the policy, in one program with it
         (`grpojax.programs.update.make_joint_update`); empty for none. `networks` has its loss. Of a variant's parts one
         may have such a network.
-      passes: how often the part scores a batch before its updates.
+      scorings: how often the part scores a batch before its updates.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
@@ -69,7 +69,7 @@ class Part:
     longer_prompts: ClassVar[bool] = False
     draws: ClassVar[Any] = None
     learns: ClassVar[str] = ""
-    passes = 0
+    scorings = 0
 
     # From a recipe, before there is a model.
 

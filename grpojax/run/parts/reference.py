@@ -37,7 +37,7 @@ class Reference(Part):
     """
 
     signals = {"ref_logps": Declared("P G T", "log-probs in nats by the reference; only if a KL is in the rewards")}
-    passes = 1
+    scorings = 1
 
     @classmethod
     def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
