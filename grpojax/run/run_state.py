@@ -25,7 +25,7 @@ class State:
       budget: ``train.tokens`` of the run that saved it.
       entropy: the coefficient of an adaptive entropy bonus, and the one that the next step applies.
       alarm: the newest alarm and the checkpoint that is kept for it (`grpojax.run.watch.heed`).
-      passes, solved: state of `grpojax.run.curriculum.Curriculum`, if solved prompts are left out.
+      passes, solved: state of `grpojax.run.problem_order.ProblemOrder`, if solved prompts are left out.
       in_flight: the rollout that is drawn ahead (`grpojax.run.source.saved_of`).
       kept: by name, what parts keep from step to step, such as groups that go on in the next rollout.
     """

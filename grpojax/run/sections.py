@@ -17,7 +17,7 @@ else:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetireConfig:
-    """Solved prompts are left out of later passes over the data (`grpojax.run.curriculum`).
+    """Solved prompts are left out of later passes over the data (`grpojax.run.problem_order`).
 
     This is the experiment "culling" (`grpojax.variants`), and the no-positive resampling of ScaleRL (arXiv 2510.13786).
 

@@ -32,7 +32,7 @@ from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards import Rewards, RewardScores
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.run.batch import Batch, Fetch, Sync, take
-from grpojax.run.curriculum import Curriculum
+from grpojax.run.problem_order import ProblemOrder
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import State
 from grpojax.types import Array, PerPrompt, Prompts, Rollout
@@ -109,7 +109,7 @@ class Plain:
       context: of the run.
 
     Attributes:
-      curriculum: what chooses the problems of each rollout. A part may put another with the same methods in its place.
+      order: what chooses the problems of each rollout. A part may put another with the same methods in its place.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Plain:
         self.method, self.longest_prompt, self.context = config.method, longest_prompt, context
         self.sync, self.columns = context.sync, columns_of(problems)
         self._seed, self._truncated = config.train.seed, config.train.truncated
-        self.curriculum: Any = Curriculum(
+        self.order: Any = ProblemOrder(
             problems,
             config.rollout.prompts,
             config.train.seed,
@@ -211,12 +211,12 @@ class Plain:
 
     def note(self, batch: Batch) -> dict[str, float]:
         """Notes what later draws depend on, from a step's batch with its rewards. Returns metrics of it."""
-        self.curriculum.note((drawn, drawn.passes) for drawn in batch.as_drawn)
-        return self.curriculum.metrics()
+        self.order.note((drawn, drawn.passes) for drawn in batch.as_drawn)
+        return self.order.metrics()
 
     def after_step(self) -> dict[str, Any]:
         """The number of rollouts, and how far the run is with the problems."""
-        return {"rollouts": self.rollouts, **self.curriculum.saved()}
+        return {"rollouts": self.rollouts, **self.order.saved()}
 
     def saved(self) -> dict[str, Any] | None:
         """None: between two steps no rollout is in flight."""
@@ -236,7 +236,7 @@ class Plain:
     def choose(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
         """The problems of the rollout with that number, and the pass over the data that each belongs to."""
         started = time.perf_counter()
-        chosen = self.curriculum.draw(number)
+        chosen = self.order.draw(number)
         self.seconds["data"] += time.perf_counter() - started  # pyrefly: ignore
         return chosen
 

@@ -14,7 +14,7 @@ from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.records.samples import read_samples
 from grpojax.run import checks
 from grpojax.run import recipe as config
-from grpojax.run.curriculum import Curriculum
+from grpojax.run.problem_order import ProblemOrder
 from grpojax.run.run_state import State
 from grpojax.run.sections import RetireConfig
 from grpojax.train import train
@@ -181,15 +181,15 @@ def test_a_sample_without_a_reward_retires_no_prompt(share):
     problems = [data.Problem(uid, (1,), "q", None, {}) for uid in range(4)]
 
     def retired(lengths):
-        curriculum = Curriculum(
+        order = ProblemOrder(
             data.Problems(tuple(problems), (1.0,), 0, (), "", len), 2, 0,
             retire=RetireConfig(share=share), deciding="x", state=State(),
         )  # fmt: skip
         judged = SimpleNamespace(
             problems=problems, by_name={"x": values}, aided=None, rollout=SimpleNamespace(lengths=lengths)
         )
-        curriculum.note([(judged, [0] * 4)])
-        return [uid for uid, _ in curriculum.saved()["solved"]]
+        order.note([(judged, [0] * 4)])
+        return [uid for uid, _ in order.saved()["solved"]]
 
     assert retired(np.full((4, 4), 3)) == ([0] if share == 1 else [0, 1])  # of four, three pass for sure
     assert retired(np.where(np.isfinite(values), 3, 0)) == [0, 1, 2]

@@ -150,7 +150,7 @@ def check_levels(problems: Problems) -> None:
 
 class LevelCurriculum:
     """The problems of each rollout of a run, drawn by level: more from levels that are solved half the time. It has the
-    methods of `grpojax.run.curriculum.Curriculum`.
+    methods of `grpojax.run.problem_order.ProblemOrder`.
 
     After a rollout, a level's running solve rate moves by ``1 - memory`` towards the share of its samples that passed.
     The next draws depend on these rates (`shares`) and on earlier draws (`LevelBatches`), so
@@ -229,7 +229,7 @@ class ByLevel(Part):
         """The source, with problems drawn by level."""
         config, rollout, deciding = self.config, self.config.rollout, self.method.deciding
         assert rollout.curriculum is not None
-        source.curriculum = LevelCurriculum(
+        source.order = LevelCurriculum(
             source.problems,
             rollout.prompts,
             config.train.seed,

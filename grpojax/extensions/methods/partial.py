@@ -168,7 +168,10 @@ class Places:
 
     def fill(self, draw: Draw) -> tuple[list[data.Problem], list[int], Carried]:
         """Gives the free places to the next problems: all problems of a rollout, the pass over the data of each, and
-        the groups among them that go on. ``draw`` is of a batch's number (`grpojax.run.curriculum.Curriculum.draw`)."""
+        the groups among them that go on.
+
+        ``draw`` is of a batch's number (`grpojax.run.problem_order.ProblemOrder.draw`).
+        """
         carried, self.carried = self.carried, self._nothing()
         waiting = carried.waiting
         while len(self._queue) < (~waiting).sum():

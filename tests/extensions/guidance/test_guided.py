@@ -46,7 +46,7 @@ def test_failed_prompts_are_guided_and_no_problem_is_skipped(recipe, tmp_path, s
     assert aided == [0, 2, 2, 2]  # all fail without a prefix; a quarter of eight groups is guided from then on
     assert np.flatnonzero(drawn[1].aided).tolist() == [2, 6]  # in both halves of the batch
     plain = [p.uid for batch in drawn for p, a in zip(batch.problems, batch.aided, strict=True) if not a]
-    order = [p.uid for n in range(4) for p in source.curriculum.draw(n)[0]]
+    order = [p.uid for n in range(4) for p in source.order.draw(n)[0]]
     assert plain == order[: len(plain)] == order[:26]
     for batch in drawn[1:]:
         right = passing(batch, "format", None)

@@ -16,7 +16,7 @@ from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import learn
 from grpojax.run import recipe as config
-from grpojax.run.curriculum import Curriculum
+from grpojax.run.problem_order import ProblemOrder
 from grpojax.run.run_state import State
 from grpojax.run.sections import RetireConfig
 from grpojax.train import train
@@ -189,15 +189,15 @@ def test_a_resumed_run_shows_what_it_would_have_shown(recipe, run, tmp_path):
 def test_what_is_solved_with_solutions_before_it_is_not_solved():
     problems = [Problem(uid, (1,), "q", None, {}) for uid in range(3)]
     retire = RetireConfig(share=1.0)
-    curriculum = Curriculum(
+    order = ProblemOrder(
         Problems(tuple(problems), (1.0,), 0, (), "", len), 2, 0, retire=retire, deciding="x", state=State()
     )
     judged = SimpleNamespace(
         problems=problems, by_name={"x": np.ones((3, 2))}, aided=np.array([True, False, False]),
         rollout=SimpleNamespace(lengths=np.full((3, 2), 4)),
     )  # fmt: skip
-    curriculum.note([(judged, [0, 0, 0])])
-    assert [uid for uid, _ in curriculum.saved()["solved"]] == [1, 2]
+    order.note([(judged, [0, 0, 0])])
+    assert [uid for uid, _ in order.saved()["solved"]] == [1, 2]
 
 
 def test_settings_that_cannot_be(recipe, tmp_path):

@@ -14,7 +14,7 @@ from grpojax.run.run_state import State
 from grpojax.run.sections import RetireConfig
 
 
-class Curriculum:
+class ProblemOrder:
     """The problems of each rollout of a run.
 
     If solved prompts are retired, a rollout still has as many prompts. The passes over the data get shorter, and the
