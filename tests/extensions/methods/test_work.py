@@ -26,7 +26,7 @@ def test_a_critic_says_and_learns(frozen, passes):
     )
     assert CRITIC == 4064
     whole = BATCH
-    one = {"scores": 1, "iterations": 2, "parts": [LearnedCritic.flops(critic, whole)]}
+    one = {"scores": 1, "ppo_epochs": 2, "parts": [LearnedCritic.flops(critic, whole)]}
     got = step_flops(CONFIG, whole, **one)
     assert (got["score"], got["update"]) == (FORWARD + CRITIC, 2 * (3 * FORWARD + passes * CRITIC))
     alone = step_flops(CONFIG, whole, **one, policy_learns=False)
