@@ -234,9 +234,9 @@ def test_what_is_solved_is_left_out_one_rollout_later(recipe, tmp_path):
     known = {}
     for ahead in (0, 1):
         trainer = opened(load(recipe, tmp_path / str(ahead), *given, f"rollout.ahead={ahead}"))
-        curriculum = plain_source(trainer).curriculum
-        asked, plain = known.setdefault(ahead, []), curriculum.draw
-        curriculum.draw = lambda n, c=curriculum, p=plain, a=asked: a.append(len(c._solved)) or p(n)
+        order = plain_source(trainer).order
+        asked, plain = known.setdefault(ahead, []), order.draw
+        order.draw = lambda n, c=order, p=plain, a=asked: a.append(len(c._solved)) or p(n)
         assert train(trainer)
     assert known == {0: [0, known[0][1], known[0][2], 10], 1: [0, 0, known[0][1], known[0][2]]} and known[0][1] > 0
 

@@ -118,8 +118,8 @@ def test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions(recip
     counts = [line["sampled_tokens"] for line in lines]
     np.testing.assert_array_equal(counts, np.cumsum([batch.rollout.lengths.sum() for batch in watched.learned]))
     left = [*before, *(p.uid for p, _ in watched.places._queue)]
-    curriculum = plain_source(trainer).curriculum
-    drawn = [p.uid for n in range(watched.places._batches) for p in curriculum.draw(n)[0]]
+    order = plain_source(trainer).order
+    drawn = [p.uid for n in range(watched.places._batches) for p in order.draw(n)[0]]
     assert Counter(uids + left) == Counter(drawn) and len(uids) > 20
 
 
