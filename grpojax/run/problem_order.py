@@ -17,9 +17,9 @@ from grpojax.run.sections import RetireConfig
 class ProblemOrder:
     """The problems of each rollout of a run.
 
-    If solved prompts are retired, a rollout still has as many prompts. The passes over the data get shorter, and the
-    remaining prompts are drawn more often. If fewer are left than a rollout takes, they occur in it repeatedly. Once
-    all problems of a source are solved, all of them are drawn again.
+    If solved prompts are retired, they are left out from the next pass over the data on. A rollout still has as many
+    prompts: the passes get shorter, and the remaining prompts are drawn more often. If fewer are left than a rollout
+    takes, they occur in it repeatedly. Once all problems of a source are solved, all of them are drawn again.
 
     Args:
       problems: all problems.

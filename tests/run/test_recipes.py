@@ -5,6 +5,7 @@ Elsewhere: culling's next pass (test_rollouts.py), enumerated gradients of both 
 """
 
 import math
+from collections import Counter
 
 import advantage_oracles as oracles
 import credit_oracles as credit
@@ -121,10 +122,15 @@ def retired(run):
 
 
 def left_out(run):
-    """Solved is whose samples were all right, and it is not drawn again; the step after may be drawn already."""
-    solved_at = {s.problems[p]: n for n, s in enumerate(run.steps) for p in range(8) if s.outcome[p].min() == 1}
-    again = [uid for n, s in enumerate(run.steps) for uid in s.problems if n > solved_at.get(uid, STEPS) + 1]
-    return retired(run) and solved_at.keys() == {uid for uid, _ in run.trainer.state.solved} and not again
+    """Solved is whose samples were all right. The pass that goes on then may still draw it, and no later one."""
+    solved_at = {}
+    for n, s in enumerate(run.steps):
+        for p in range(8):
+            if s.outcome[p].min() == 1:
+                solved_at.setdefault(s.problems[p], n)
+    again = Counter(uid for n, s in enumerate(run.steps) for uid in s.problems if n > solved_at.get(uid, STEPS))
+    solved = {uid for uid, _ in run.trainer.state.solved}
+    return retired(run) and solved_at.keys() == solved and max(again.values(), default=0) <= 1
 
 
 def constant(run):
