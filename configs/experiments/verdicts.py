@@ -219,22 +219,22 @@ def described(run):
     """What is told of a run without a verdict.
 
     Mean and variance of the gradient's norm, the entropy and the size of a critic's bias at the end, the share of
-    different texts in groups that fail, in the last tenth, and means over all steps of what guidance logs. None is for
-    what the run does not have.
+    different texts in groups that fail, in the last tenth, and means over all steps of what guidance and routers log.
+    None is for what the run does not have.
     """
     made = measure(run)
     norm, parts = made["grad_norm"] or {}, (made["samples"] or {}).get("parts") or [{}]
-    guided = {}
-    for name in ("guidance/solved", "guidance/plain_solved", "guidance/waiting"):
+    means = {}
+    for name in ("guidance/solved", "guidance/plain_solved", "guidance/waiting", "router/entropy"):
         logged = [line[name] for line in run.lines if line.get(name) is not None]
-        guided |= {name: float(np.mean(logged))} if logged else {}
+        means |= {name: float(np.mean(logged))} if logged else {}
     return {
         "grad_norm": norm.get("mean"),
         "grad_norm_variance": norm.get("variance"),
         "entropy": (made["entropy"] or [None])[-1],
         "critic_bias": (made["critic_bias"] or [None])[-1],
         "distinct": parts[-1].get("distinct"),
-        **guided,
+        **means,
     }
 
 

@@ -180,6 +180,7 @@ class grpo_lambda_traces(GroupNormalised):
     "single team",
     needs=("rollout_plan",),
     combine="sum",
+    control={"novelty": 0.0},
     unverified="the priority's square root and what it counts, in-context seeding, the objective",
 )
 class xrpo(GroupNormalised):
@@ -191,6 +192,8 @@ class xrpo(GroupNormalised):
     The number of a prompt's samples depends on the rewards of its earlier ones (optional stopping). This biases the
     group's mean and deviation, and so the baseline: a prompt whose first samples agree by chance gets no more. The
     method itself has this bias.
+
+    Its control has no bonus for novelty. Samples go to prompts as the recipe says, in both.
 
     Attributes:
       novelty: how much an unlikely right sample gains (`grpojax.credit.sharpen_novelty`).

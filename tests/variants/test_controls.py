@@ -27,6 +27,7 @@ BY_OPTION = {
     "grpo_lambda_traces": {"trace_decay": 0.0},
     "pass_at_k": {"k": 1},
     "ngrpo": {"count": 0},
+    "xrpo": {"novelty": 0.0},
 }
 # These have no option for it. Without a signal it does nothing: no bias, no likelihood.
 BY_SIGNAL = {"token_critic", "gt_likelihood", "culling"}
