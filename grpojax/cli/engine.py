@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-from etils import epath
 from flax import nnx
 
 from grpojax import data
@@ -23,9 +22,9 @@ from grpojax.types import Prompts, Rollout
 _ASKS = "system", "examples", "instruction", "template", "template_options", "today"
 
 
-def _asks(run: epath.Path) -> dict[str, Any]:
+def _asks(recipe: dict[str, Any]) -> dict[str, Any]:
     """What of a run's data section makes prompts of its problems."""
-    return {name: value for name, value in read_json(run / "config.json")["data"].items() if name in _ASKS}
+    return {name: value for name, value in recipe["data"].items() if name in _ASKS}
 
 
 class Engine:
@@ -44,6 +43,7 @@ class Engine:
       eos_ids: tokens that end a completion.
       max_positions: the most tokens of a prompt and its completion.
       asks: how a run makes prompts of its problems, fields of `grpojax.data.DataConfig`; empty for a folder.
+      plays: whether a run plays episodes.
 
     Raises:
       UserError: there is no such model, or no token ends a completion.
@@ -52,7 +52,8 @@ class Engine:
     def __init__(self, name: str, *, step: int | None, base: str | None, dtype: Any, no_end: bool):
         self._model, self._run = model_of(name, dtype, base)
         self._step, self._dtype = step, dtype
-        self.asks = {} if self._run is None else _asks(self._run)
+        recipe = {} if self._run is None else read_json(self._run / "config.json")
+        self.asks, self.plays = _asks(recipe) if recipe else {}, recipe.get("environment") is not None
         if step is not None and self._run is None:
             raise UserError(f"--step is for a run directory, and {name} is none")
         self.folder = str(data.locate(self._model.path))

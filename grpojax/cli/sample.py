@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 from grpojax.host.errors import UserError
 
@@ -13,7 +14,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     sample.add_argument("--step", type=int, help="checkpoint of a run; the newest by default")
     sample.add_argument("--base", metavar="FOLDER", help="the base of adapters, instead of the one that they name")
     sample.add_argument("--prompt", required=True, help="the question")
-    sample.add_argument("--system", help="system message; of a run its own by default, as are the next three")
+    sample.add_argument("--system", help="system message, '' for none; of a run its own by default, as the next three")
     sample.add_argument(
         "--template",
         choices=("auto", "chat", "plain"),
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     A run is asked as it asks its own problems, with their instruction and examples.
     """
     import logging
+    import sys
 
     import jax
 
@@ -63,11 +65,10 @@ def run(args: argparse.Namespace) -> int:
         min_p=args.min_p,
     )
     engine = Engine(args.model, step=args.step, base=args.base, dtype=args.dtype, no_end=args.no_end)
-    given = {"system": args.system, "template": args.template, "today": args.today}
-    if args.template_options is not None:
-        given |= settings.override({}, [f"template_options={args.template_options}"])[0]
-    given = engine.asks | {name: value for name, value in given.items() if value is not None}
-    source = settings.build(data.DataConfig, given | {"train": "-"})
+    if engine.plays:
+        said = "the run plays episodes: here a prompt has no tools, and nothing answers; grpojax eval plays them"
+        print(said, file=sys.stderr)
+    source = settings.build(data.DataConfig, _asks(args, engine.asks) | {"train": "-"})
     ids = data.Tokenize(engine.tokenizer, source)(args.prompt)
     if not args.prompt or not ids:
         raise UserError("--prompt is empty")
@@ -81,3 +82,19 @@ def run(args: argparse.Namespace) -> int:
     for tokens, length in rows if processes.is_first() else ():
         print(engine.tokenizer.decode(tokens[:length].tolist(), skip_special_tokens=True))
     return 0
+
+
+def _asks(args: argparse.Namespace, of_run: dict[str, Any]) -> dict[str, Any]:
+    """How the prompt is made, as fields of `grpojax.data.DataConfig`: the run's, but for what the command says."""
+    from grpojax.host import settings
+
+    given = {"system": args.system, "template": args.template, "today": args.today}
+    if args.template_options is not None:
+        given |= settings.override({}, [f"template_options={args.template_options}"])[0]
+    given = {name: value for name, value in given.items() if value is not None}
+    if given.get("template") == "plain":
+        if given.get("system"):
+            raise UserError("--template plain has no place for --system; write it into --prompt")
+        of_run = {name: value for name, value in of_run.items() if name not in ("system", "template_options", "today")}
+    asks = of_run | given
+    return {name: value for name, value in asks.items() if value != "" or name not in ("system", "today")}

@@ -61,8 +61,17 @@ def messages_of(value: Any) -> list[Any] | None:
     return None
 
 
-# Such as numpy shows a chat, without commas, or as one that was cut off in a cell.
-_BEGINS_AS_CHAT = re.compile(r"\s*(array\()?\[\s*\{\s*['\"](role|content|from|value)['\"]\s*:")
+def is_message(value: Any) -> bool:
+    """Whether a value has a message's two keys."""
+    return isinstance(value, Mapping) and any(set(keys) <= set(value) for keys in _KEYS)
+
+
+# Such as numpy shows a chat, without commas, or as one that was cut off in a cell: it has the two keys of a message.
+_BEGINS_AS_CHAT = re.compile(
+    r"\s*(array\()?\[\s*\{\s*['\"](?:(?P<who>role|from)|content|value)['\"]\s*:"
+    r".*['\"](?(who)(?:content|value)|(?:role|from))['\"]\s*:",
+    re.DOTALL,
+)
 
 
 def _written(text: str) -> list[Any] | None:
@@ -75,7 +84,7 @@ def _written(text: str) -> list[Any] | None:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         messages = None if isinstance(value, str) else messages_of(value)
-        if messages and all(isinstance(m, Mapping) and any(set(k) <= set(m) for k in _KEYS) for m in messages):
+        if messages and all(map(is_message, messages)):
             return messages
     return None
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from grpojax.data.chats import is_message
 from grpojax.host.errors import UserError
 
 Row = dict[str, Any] | str  # a row, or what is wrong with it
@@ -165,13 +166,17 @@ def _check_layout(content: bytes) -> None:
             f": it is one object of columns ({columns}), and no rows; convert with pandas: "
             'read_json(FILE).to_json(NEW_FILE, orient="records", lines=True)'
         )
-    inside = [key for key, x in value.items() if x and isinstance(x, list)] if isinstance(value, dict) else []
-    if alone and "\n" in text.rstrip() and inside and all(isinstance(row, dict) for row in value[inside[0]]):
-        raise UserError(
-            f": it is one object with rows in {inside[0]!r}; take them out: jq -c '.{inside[0]}[]' FILE > NEW"
-        )
+    inside = [key for key, x in value.items() if _are_rows(x)] if isinstance(value, dict) else []
+    if alone and "\n" in text.rstrip() and inside:
+        key = inside[0] if re.fullmatch(r"[A-Za-z_]\w*", inside[0], re.ASCII) else json.dumps(inside[0])
+        raise UserError(f": it is one object with rows in {inside[0]!r}; take them out: jq -c '.{key}[]' FILE > NEW")
     if isinstance(value, dict) and "\n" in text[:end].rstrip():
         raise UserError(": its JSON objects are over several lines; write each on one line: jq -c . FILE > NEW.jsonl")
+
+
+def _are_rows(value: Any) -> bool:
+    """Whether a value is a list of objects, and no chat."""
+    return isinstance(value, list) and value != [] and all(isinstance(x, dict) and not is_message(x) for x in value)
 
 
 def _has_columns(value: dict[str, Any]) -> bool:

@@ -61,10 +61,10 @@ def path(place: str | os.PathLike[str]) -> epath.Path:
             raise UserError(f"{text}: a bucket needs {e}: pip install 'grpojax[gcs]'") from None
     elif re.match(r"gs:/", text):
         raise UserError(f"{text}: give gs://bucket/folder, with two slashes")
+    if variable := re.search(r"(^|/)\$\w+|\$[A-Z_][A-Z0-9_]*\b|\$\{[^}]*\}?", text):
+        name = variable[0].lstrip("/")
+        raise UserError(f"{text}: variables such as {name} are not read here; give the path itself")
     if not colon:
-        if variable := re.search(r"(^|/)\$\w+|\$\{[^}]*\}?", text):
-            name = variable[0].lstrip("/")
-            raise UserError(f"{text}: variables such as {name} are not read here; give the path itself")
         check_path(text := os.path.expanduser(text))
     return epath.Path(text)
 

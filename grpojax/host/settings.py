@@ -41,7 +41,7 @@ def load(cls: type[T], path: str | Path, overrides: Iterable[str] = ()) -> T:
     may have a base too. For a recipe that ships, the name replaces the path (`grpojax.host.shipped`). Mappings are
     merged key by key, and anything else is replaced as a whole. So is a mapping with another ``name``, and one below a
     section with another ``path``, such as a source of data: their other keys belonged to the old one. A section is not:
-    ``model: {path: OTHER}`` keeps the base's ``model.dtype``.
+    ``model: {path: OTHER}`` keeps the base's ``model.dtype``. An empty mapping takes the place of what is there.
 
     Args:
       cls: a frozen dataclass.
@@ -208,7 +208,7 @@ def _merge(
     merged = dict(under)
     for key, value in over.items():
         old, path = merged.get(key), (*at, key)
-        both = isinstance(old, dict) and isinstance(value, dict)
+        both = isinstance(old, dict) and isinstance(value, dict) and value
         if both and _same(old, value, "name") and (not at or _same(old, value, "path")):
             merged[key], origins = _merge(old, value, path, file, origins)
         else:
@@ -245,7 +245,7 @@ def _differences(a: Any, b: Any, path: Key) -> Iterator[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that occurs twice in a mapping; in PyYAML the last one wins. Numbers are those of YAML 1.2:
+    """Refuses a key that occurs twice in a mapping; in PyYAML the last one wins. Numbers are nearly those of YAML 1.2:
     ``1e-5`` is one, ``010`` is ten, ``1:30`` is a text. In PyYAML they are a text, 8 and 90."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -269,7 +269,9 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]|[0-9])[0-9_.]*[eE][-+]?[0-9]+$"), list("-+.0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
 )
 for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)

@@ -82,7 +82,8 @@ class RewardsConfig:
       terms: the rewards.
       combine: "sum" adds the weighted rewards. "normalize" first centres each reward in its group and divides it by
         its standard deviation there (GDPO, arXiv:2601.05242), so that no reward outweighs the others by its scale. GDPO
-        also scales by the batch: take a variant that does.
+        also scales by the batch: take a variant that does. None is what the variant is defined on, and "sum" if it says
+        nothing.
       timeout_s: most seconds of a worker for a job, which is one sample or several. If a job of several is late, each
         of its samples is judged by itself, with the same limit. A sample that is late alone gets NaN as its reward, and
         no update learns from it; of a function's first samples one may have a second try. If no job ends within a
@@ -92,7 +93,7 @@ class RewardsConfig:
     """
 
     terms: tuple[RewardConfig, ...]
-    combine: Literal["sum", "normalize"] = "sum"
+    combine: Literal["sum", "normalize"] | None = None
     timeout_s: float = 10.0
     memory_mb: int = 2048
     workers: int = 0

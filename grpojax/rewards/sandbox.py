@@ -213,7 +213,14 @@ def probe(path: str, options: Sequence[str]) -> Probe:
     """Looks at the function behind ``path``, which is to get these options."""
     module, _, function = path.partition(":")
     if module.endswith(".py"):
-        return Probe(f"cannot be imported: write {module.removesuffix('.py').strip('./').replace('/', '.')}:{function}")
+        file = module.removeprefix("./")
+        name = f"{file.removesuffix('.py').replace('/', '.')}:{function or 'FUNCTION'}"
+        here = not file.startswith(("/", "..", "~"))
+        return Probe(
+            f"cannot be imported: write {name}"
+            if here
+            else "cannot be imported: give MODULE:FUNCTION, with the module's folder in PYTHONPATH"
+        )
     try:
         function = imported(path)
     except BaseException as e:

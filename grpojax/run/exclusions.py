@@ -353,7 +353,7 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             when=lambda c: c.rollout.group == 1 and c.rewards.combine == "normalize",
             message=lambda c: (
                 "rewards.combine=normalize with rollout.group=1: a reward normalised in a group of one is 0; raise "
-                "rollout.group, or set rewards.combine=sum"
+                "rollout.group"
             ),
         ),
         Exclusion(
@@ -362,7 +362,7 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             when=lambda c: c.train.truncated == "drop" and c.rewards.combine == "normalize",
             message=lambda c: (
                 "train.truncated=drop with rewards.combine=normalize: samples that were cut would be in the statistics "
-                "of each reward; set train.truncated=mask, which keeps them there, or rewards.combine=sum"
+                "of each reward; set train.truncated=mask, which keeps them there"
             ),
         ),
         *_SKIPS,

@@ -214,13 +214,12 @@ def _corrected(variant: variants.Variant, options: Mapping[str, Any], setting: s
 
 
 def _rewards(rewards: tuple[RewardConfig, ...] | RewardsConfig, variant: variants.Variant) -> RewardsConfig:
-    """The rewards. A bare list has the defaults of `RewardsConfig` and is combined in the variant's way."""
-    if isinstance(rewards, RewardsConfig):
-        return rewards
+    """The rewards. A bare list has the defaults of `RewardsConfig`."""
     try:
-        return RewardsConfig(terms=rewards, combine=variant.combine or "sum")
+        whole = rewards if isinstance(rewards, RewardsConfig) else RewardsConfig(terms=rewards)
     except ValueError as e:
         raise UserError(f"rewards: {e}") from None
+    return whole if whole.combine else dataclasses.replace(whole, combine=variant.combine or "sum")
 
 
 def _filter(

@@ -68,6 +68,14 @@ def test_what_is_in_a_chat_that_is_refused(write, chat, said):
     assert "d.jsonl:2: " in str(e.value) and said in str(e.value)
 
 
+@pytest.mark.parametrize("text", [
+    '[{"value": 3}, {"value": 4}] What is the sum?', '[{"from": "NYC", "to": "LA", "km": 3900}]',
+    '[{"content": "x"}]\nSummarise.', '[{"role": "cook"}, {"role": "waiter"}] How many roles?',
+])  # fmt: skip
+def test_a_question_with_json_in_it_is_a_question(text):
+    assert question_in(text, "q") == text
+
+
 def test_every_form_of_any_chat_is_the_same_question():
     draw = random.Random(0)
     for _ in range(60):

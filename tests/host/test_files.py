@@ -29,7 +29,13 @@ def test_the_home_of_the_user(monkeypatch, tmp_path):
     files.write("~/a b=c.txt", b"x")
     assert (tmp_path / "a b=c.txt").read_bytes() == files.read("~/a b=c.txt") == b"x"
     assert files.local("~/a", "--to") == tmp_path / "a"
-    for place, name in (("$SCRATCH/run", "$SCRATCH"), ("/a/$X/b", "$X"), ("runs/${train.seed}", "${train.seed}")):
+    said = {
+        "$SCRATCH/run": "$SCRATCH",
+        "/a/$x/b": "$x",
+        "runs/${train.seed}": "${train.seed}",
+        "runs/exp_$SEED": "$SEED",
+    }
+    for place, name in said.items():
         with pytest.raises(UserError, match=re.escape(f"{place}: variables such as {name} are not read here")):
             files.path(place)
     assert str(files.path("a$b/c")) == "a$b/c"

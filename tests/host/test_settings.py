@@ -75,7 +75,8 @@ def test_an_override_reaches_one_use_of_a_yaml_alias(write):
 @pytest.mark.parametrize(
     ("text", "value"),
     [("1e-3", 0.001), ("1.5e3", 1500.0), (".5e1", 5.0), ("1_0", 10), ("010", 10), ("-010", -10), ("0x1f", 31),
-     ("1:30", "1:30"), ("1:30.5", "1:30.5"), ("1.2e3.4e5", "1.2e3.4e5"), ("1e", "1e")],
+     ("1:30", "1:30"), ("1:30.5", "1:30.5"), ("1.2e3.4e5", "1.2e3.4e5"), ("1e", "1e"), ("1.2.3e4", "1.2.3e4"),
+     ("1.e2", 100.0)],
 )  # fmt: skip
 def test_numbers_are_those_of_yaml_1_2(text, value):
     got = settings.override({}, [f"x={text}"])[0]["x"]
@@ -102,6 +103,7 @@ def test_a_mapping_of_an_override_is_merged_as_a_files_is(caplog):
     assert sorted(origins) == ["data.0.options.k", "train.lr", "train.steps", "variant"] and not caplog.text
     assert settings.override(got, ["variant={name: gspo, k: 1}"])[0]["variant"] == {"name": "gspo", "k": 1}
     assert settings.override(got, ["data.0={name: b}"])[0]["data"] == [{"name": "b"}]
+    assert settings.override(got, ["data.0.options={}"])[0]["data"] == [{"name": "a", "options": {}}]
 
 
 def test_an_override_that_erases_one_before_it_is_said(caplog):

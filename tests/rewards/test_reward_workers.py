@@ -99,6 +99,9 @@ def test_a_function_that_cannot_work_is_refused_at_once(name, options, said):
 def test_a_file_in_place_of_a_module_is_said():
     with pytest.raises(UserError, match="cannot be imported: write my.rewards:f"):
         Rewards([RewardConfig(name="./my/rewards.py:f")])
+    for elsewhere in ("/x/rewards.py:f", "../rewards.py:f"):
+        with pytest.raises(UserError, match="give MODULE:FUNCTION, with the module's folder in PYTHONPATH"):
+            Rewards([RewardConfig(name=elsewhere)])
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ _FIRST_RATE_SEED = 1000  # far from the seeds of a comparison, so that more of t
 
 K = TypeVar("K", bound=Hashable)
 
+_OF_CRITIC = re.compile(r"\s*critic\s*[.=]")  # an override
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweptMethod:
@@ -172,7 +174,7 @@ class Sweep:
         spec, lacks = self._spec(given)
         rest = [text for text in self.overrides if not text.strip().startswith("variant.")]
         made = f"variant={json.dumps(spec)}"
-        overrides = (*(text for text in rest if not text.strip().startswith("critic.")), made, "critic=null")
+        overrides = (*(text for text in rest if not _OF_CRITIC.match(text)), made, "critic=null")
         highest = f"train.seed={max(*self.seeds, *self.rate_seeds)}", f"run.dir={json.dumps(str(self.folder))}"
         config = recipe.load(self.config, (*overrides, *highest))
         if config.method.variant.critic is not None:  # a section that only some of the methods have
@@ -228,7 +230,7 @@ class Sweep:
                 if rates is None or name in rates:
                     rate = {} if rates is None else {"optimizer": {"learning_rate": rates[name]}}
                     made[name, seed] = self._job("runs", f"{name}_{seed}", method, train={"seed": seed}, **rate)
-        asked = next((text for text in self.overrides if re.match(r"\s*critic\b", text)), None)
+        asked = next((text for text in self.overrides if _OF_CRITIC.match(text)), None)
         if asked is not None and all(job.config["critic"] is None for job in made.values()):
             raise UserError(f"{asked}: none of the methods has a critic; leave it out")
         return shared(made)

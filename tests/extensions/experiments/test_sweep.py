@@ -213,6 +213,10 @@ def test_a_critic_is_for_the_methods_that_have_one(tmp_path):
     ppo, grpo = rows(asked)
     assert ppo.config["critic"]["warmup_steps"] == 3 and grpo.config["critic"] is None
     assert asked.rate_job("ppo", 1e-4, 7).config["critic"]["warmup_steps"] == 3
+    asked = made(tmp_path, variants="ppo,grpo", overrides=("critic={warmup_steps: 3}",), seeds=(0,))
+    ppo, grpo = rows(asked)
+    assert ppo.config["critic"]["warmup_steps"] == 3 and grpo.config["critic"] is None
+    assert not any("critic={" in text for text in asked.methods["grpo"].overrides)
     with pytest.raises(UserError, match="critic.warmup_stepz=3: none of the methods has a critic"):
         made(tmp_path, variants="grpo", overrides=("critic.warmup_stepz=3",)).jobs()
 
