@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         min_p=args.min_p,
     )
     engine = Engine(args.model, step=args.step, base=args.base, dtype=args.dtype, no_end=args.no_end)
-    if engine.plays:
+    if engine.plays and processes.is_first():
         said = "the run plays episodes: here a prompt has no tools, and nothing answers; grpojax eval plays them"
         print(said, file=sys.stderr)
     source = settings.build(data.DataConfig, _asks(args, engine.asks) | {"train": "-"})

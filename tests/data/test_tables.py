@@ -56,7 +56,7 @@ def test_what_is_certain_is_read(write, name, content):
     ("d.jsonl", json.dumps(ROW, indent=1) + json.dumps(ROW, indent=1), ": its JSON objects are over several lines;"),
     ("d.jsonl", json.dumps({"version": "1", "data": [ROW]}, indent=1),
      ": it is one object with rows in 'data'; take them out: jq -c '.data[]'"),
-    ("d.jsonl", json.dumps({"tags": ["x"], "my-rows": [ROW]}, indent=1), 
+    ("d.jsonl", json.dumps({"tags": ["x"], "my-rows": [ROW]}, indent=1),
      ": it is one object with rows in 'my-rows'; take them out: jq -c '.\"my-rows\"[]'"),
     ("d.jsonl", json.dumps({"messages": [{"role": "user", "content": "a"}], "answer": "1"}, indent=1),
      ": its JSON objects are over several lines;"),
