@@ -132,7 +132,7 @@ def test_a_cut_sample_is_not_dropped_after_rewards_were_normalised_with_it():
     assert config.load(RECIPE, ["variant=gdpo", "train.truncated=mask"]).method.rewards.combine == "normalize"
 
 
-@pytest.mark.parametrize(("variant", "combine"), [("gdpo", "normalize"), ("grpo", "sum"), ("remax", "sum")])
+@pytest.mark.parametrize(("variant", "combine"), [("gdpo", "normalize"), ("grpo", "sum")])
 def test_rewards_are_combined_in_the_variants_way_in_both_forms(variant, combine):
     for more in ([], ["rewards.timeout_s=30"]):
         assert config.load(RECIPE, [f"variant={variant}", *more]).method.rewards.combine == combine

@@ -95,6 +95,11 @@ def test_it_trains_with_a_filter_and_counts_what_it_draws(recipe, tmp_path):
     assert all(np.isfinite(line["greedy_reward"]) for line in lines)
 
 
+@pytest.mark.parametrize("more", [(), ("rewards.timeout_s=30",)], ids=["rewards", "rewards-and-a-limit"])
+def test_rewards_are_summed_when_nothing_is_said_of_it(recipe, tmp_path, more):
+    assert load(recipe, tmp_path / "run", *more).method.rewards.combine == "sum"
+
+
 def test_rewards_that_are_normalised_in_their_group_are_refused(recipe, tmp_path):
     rewards = "rewards={terms: [{name: 'tiny_run:length'}], combine: normalize}"
     with pytest.raises(UserError, match="'remax' is defined on rewards with combine: sum"):
