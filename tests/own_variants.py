@@ -38,7 +38,7 @@ class Learns(Part):  # a number for each token, which learns what samples with i
         )
         return {self.learns: own}
 
-    def make(self, learning):
+    def make(self, inputs):
         return {"bias of tokens": Program("bias of tokens", lambda params, rows: params["bias"][rows.tokens])}
 
     def before(self, networks, minis):
@@ -68,7 +68,7 @@ def drawn(needs=("Draws", "Renames")):
     return dataclasses.replace(plain(), needs=tuple(f"{__name__}:{name}" for name in needs))
 
 class Update(Part):
-    def make(self, learning):
+    def make(self, inputs):
         return {"mine": Program("update", len)}
 
 def takes_a_name():

@@ -250,10 +250,10 @@ def test_updates_and_scores_of_runs_have_them(monkeypatch):
     """The policy's two and not the covariance mask's."""
     monkeypatch.setenv("XLA_FLAGS", "")
     options, rule = device.quick_options(), OptimizerConfig(learning_rate=1e-3)
-    learning = make_programs.Learning(
+    inputs = make_programs.ProgramInputs(
         model=BASE, graph=None, compute=Compute(), objective=Objective(), optimizer=rule, updates=10, temperature=1.0
     )
-    made = make_programs._make(learning, ())
+    made = make_programs._make(inputs, ())
     assert (made.score.options, made.update.options, made.covariance_mask.options) == (options, options, None)
 
 

@@ -157,7 +157,7 @@ class BlockShape(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def sizes(
+def block_shapes(
     prompts: int, group: int, most: int, longest: int, *, microbatches: int = 1, least: int = 1, gaps: bool = False
 ) -> list[BlockShape]:
     """The blocks that a run's batches use: one for groups of full length and, if it saves anything, a smaller one.
@@ -179,7 +179,7 @@ def sizes(
       UserError: prompts and groups do not divide into the micro-batches.
 
     Example:
-      >>> for block in sizes(16, 8, 40, 48, least=512):
+      >>> for block in block_shapes(16, 8, 40, 48, least=512):
       ...     print(*block)
       16 1 128 1 False
       16 1 18 8 True
@@ -222,7 +222,7 @@ def pack(
     least: int = 1,
     gaps: bool = False,
 ) -> tuple[Rows, Layout]:
-    """Lays samples out in the cheapest blocks of rows (`sizes`), for the updates and scores of a run that samples.
+    """Lays samples out in the cheapest blocks of rows (`block_shapes`), for updates and scores of a run that samples.
 
     If nearly all of a batch is filled, prompts and rows are one stream of tokens, with one completion a row. Otherwise
     completions share rows, the longest first, and blocks follow a reading of their prompts. A run needs only these two
@@ -230,13 +230,13 @@ def pack(
 
     Args:
       prompts, samples, arrays, shards, microbatches, gather: as in `pack_groups`.
-      least, gaps: as in `sizes`.
+      least, gaps: as in `block_shapes`.
 
     Returns:
       The rows ``[C M, B, ...]`` with prompts ``[C, B, ...]``, and the `Layout`. There are C readings, and M is
       the most blocks that may follow a reading.
     """
-    full, *smaller = sizes_of(prompts, samples, shards=shards, microbatches=microbatches, least=least, gaps=gaps)
+    full, *smaller = block_shapes_of(prompts, samples, shards=shards, microbatches=microbatches, least=least, gaps=gaps)
     lengths = np.asarray(samples.lengths)
     most, longest = np.asarray(samples.tokens).shape[2], np.asarray(prompts.tokens).shape[1]
     whole = full.cost(most, longest, least, full.reads, full.reads)
@@ -253,12 +253,12 @@ def pack(
     return pack_groups(prompts, samples, arrays, shards=shards, microbatches=microbatches, full=True)
 
 
-def sizes_of(
+def block_shapes_of(
     prompts: Prompts, samples: Rollout, *, shards: int, microbatches: int, least: int, gaps: bool = False
 ) -> list[BlockShape]:
-    """`sizes` for samples ``[P, G, T]``; arguments as in `pack`."""
+    """`block_shapes` for samples ``[P, G, T]``; arguments as in `pack`."""
     (n, group, most), longest = np.asarray(samples.tokens).shape, np.asarray(prompts.tokens).shape[1]
-    return sizes(n // shards, group, most, longest, microbatches=microbatches, least=least, gaps=gaps)
+    return block_shapes(n // shards, group, most, longest, microbatches=microbatches, least=least, gaps=gaps)
 
 
 def _even(tokens: np.ndarray, shards: int) -> np.ndarray:
@@ -328,7 +328,7 @@ def _assign(lengths: np.ndarray, size: int, cut: _Cut, shard: int, m: int) -> Sh
     return ShardRows(cut.first_prompt(shard, m) + np.arange(cut.prompts), rows)
 
 
-class _Sizes(NamedTuple):
+class _MicrobatchShape(NamedTuple):
     """Shape of one shard's micro-batch: rows, positions of a row, and whether completions share rows."""
 
     rows: int
@@ -336,12 +336,12 @@ class _Sizes(NamedTuple):
     shared: bool
 
 
-def _sizes(cut: _Cut, most: int) -> list[_Sizes]:
-    """Three sizes: a quarter of the positions that completions of up to ``most`` tokens may need, half, and all."""
+def _microbatch_shapes(cut: _Cut, most: int) -> list[_MicrobatchShape]:
+    """Shapes with a quarter of the positions that completions of up to ``most`` tokens may need, half, and all."""
     whole = cut.prompts * cut.samples
     part = max(cut.prompts, whole // 2)
-    shared = [_Sizes(part, row, part < whole) for row in (bucket(1, most, parts=2), most)]
-    return [*shared, *([_Sizes(whole, most, False)] if part < whole else [])]
+    shared = [_MicrobatchShape(part, row, part < whole) for row in (bucket(1, most, parts=2), most)]
+    return [*shared, *([_MicrobatchShape(whole, most, False)] if part < whole else [])]
 
 
 def gather_sizes(completions: int, rows: int, positions: int) -> list[tuple[int, int]]:
@@ -405,12 +405,12 @@ def pack_groups(
         return rows, max(1, *(len(mine.rows) for of_shards in rows for mine in of_shards))
 
     assigned = list[list[ShardRows]]()
-    for sizes in _sizes(parts, most)[-1 if full else 0 :]:
-        assigned, fullest = assign(sizes.row if sizes.shared else 0)
-        if longest <= sizes.row and fullest <= sizes.rows:
+    for shape in _microbatch_shapes(parts, most)[-1 if full else 0 :]:
+        assigned, fullest = assign(shape.row if shape.shared else 0)
+        if longest <= shape.row and fullest <= shape.rows:
             break
-    places = parts.prompts * parts.samples if gather and sizes.shared else 0
-    return lay_out(prompts, samples, arrays, assigned, (sizes.rows, sizes.row), gather=places)
+    places = parts.prompts * parts.samples if gather and shape.shared else 0
+    return lay_out(prompts, samples, arrays, assigned, (shape.rows, shape.row), gather=places)
 
 
 def lay_out(

@@ -16,7 +16,7 @@ from grpojax.models.weight_table import DECODER, leaf_name
 from grpojax.programs.adapter import Adapter, joined
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, decoder_network, init_state
-from grpojax.programs.update import Learns, Metrics
+from grpojax.programs.update import Learner, Metrics
 from grpojax.types import Rows, Scalar
 
 POLICY, BASE = "policy", "base"
@@ -88,15 +88,15 @@ def frozen(state: Mapping[str, Any]) -> dict[str, Any]:
     return {BASE: state[BASE]} if BASE in state else {}
 
 
-def on_base(learns: Learns) -> Learns:
+def on_base(learner: Learner) -> Learner:
     """How factors learn with the loss of a whole policy. The loss finds their base in ``frozen``."""
 
     def loss(factors: Any, frozen: Any, micro: Any) -> tuple[Scalar, Metrics]:
-        return learns.loss(joined(frozen[BASE], factors), frozen, micro)
+        return learner.loss(joined(frozen[BASE], factors), frozen, micro)
 
     def read(factors: Any, frozen: Any, rows: Rows) -> Any:
-        assert learns.read is not None
-        return learns.read(joined(frozen[BASE], factors), frozen, rows)
+        assert learner.read is not None
+        return learner.read(joined(frozen[BASE], factors), frozen, rows)
 
-    reads = None if learns.read is None else read
-    return dataclasses.replace(learns, loss=loss, read=reads)
+    reads = None if learner.read is None else read
+    return dataclasses.replace(learner, loss=loss, read=reads)

@@ -103,7 +103,7 @@ def _shares(weights: Array, frozen: Any) -> Array:
 
 
 def reader(graph: Any, compute: Compute) -> ReadPrompts:
-    """The forward of prompts whose result the policy's loss and scores use (`grpojax.programs.update.Learns`)."""
+    """The forward of prompts whose result the policy's loss and scores use (`grpojax.programs.update.Learner`)."""
 
     def read(params: Any, frozen: Any, rows: Rows) -> dec.PromptStates:
         return dec.read_prompts(nnx.merge(graph, params), rows, compute)

@@ -36,7 +36,7 @@ class Network:
       params: shapes and dtypes of the weights, any pytree of `jax.ShapeDtypeStruct`.
       optimizer: the network's optimiser; None if the network is frozen.
       table: describes each weight; its moments are laid out in the same way.
-      loss, read, flops: of a network that learns with the policy, as of `grpojax.programs.update.Learns`. The loss
+      loss, read, flops: of a network that learns with the policy, as of `grpojax.programs.update.Learner`. The loss
         finds what the policy learns in ``frozen["policy"]``, all weights or its adapter's factors. They get no gradient
         from it. ``read`` of a network that reads no prompts returns ``()``.
       first: makes the weights of a new run; None if these come from elsewhere.

@@ -33,7 +33,7 @@ TOTAL_WEIGHT = "total_weight"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Learns:
+class Learner:
     """How one of several networks learns.
 
     Attributes:
@@ -69,7 +69,7 @@ def make_update(
     Args:
       loss: see the module.
       optimizer: an optax optimiser.
-      read: as in `Learns`.
+      read: as in `Learner`.
 
     Returns:
       The function. Every array of ``microbatches`` has the micro-batches ``M`` as its first axis. The function leaves
@@ -90,16 +90,16 @@ def make_update(
       >>> state.params.tolist(), metrics["grad_norm"].item()
       ([0.0], 10.0)
     """
-    learns = Learns(loss=loss, optimizer=optimizer, read=read)
+    learner = Learner(loss=loss, optimizer=optimizer, read=read)
 
     def update(state: TrainState, frozen: Any, microbatches: Any) -> tuple[TrainState, Metrics]:
-        return _update(learns, state, frozen, microbatches)
+        return _update(learner, state, frozen, microbatches)
 
     return update
 
 
 def make_joint_update(
-    learners: Mapping[str, Learns],
+    learners: Mapping[str, Learner],
 ) -> Callable[[dict[str, TrainState], Mapping[str, Any], Any], tuple[dict[str, TrainState], Metrics]]:
     """One update of several networks in one program: ``(states, frozen, microbatches) -> (states, metrics)`` by role.
 
@@ -116,17 +116,17 @@ def make_joint_update(
         before = {role: jax.lax.stop_gradient(state.params) for role, state in states.items()}
         after: dict[str, TrainState] = {}
         metrics: Metrics = {}
-        for n, (role, learns) in enumerate(learners.items()):
+        for n, (role, learner) in enumerate(learners.items()):
             others = {**frozen, **{name: params for name, params in before.items() if name != role}}
-            after[role], own = _update(learns, states[role], others, microbatches)
+            after[role], own = _update(learner, states[role], others, microbatches)
             metrics |= {f"{role}/{name}" if n else name: value for name, value in own.items()}
         return after, metrics
 
     return update
 
 
-def _update(learns: Learns, state: TrainState, frozen: Any, microbatches: Any) -> tuple[TrainState, Metrics]:
-    grads, metrics = _accumulate(learns, state.params, frozen, microbatches)
+def _update(learner: Learner, state: TrainState, frozen: Any, microbatches: Any) -> tuple[TrainState, Metrics]:
+    grads, metrics = _accumulate(learner, state.params, frozen, microbatches)
     # Without the barrier XLA copies the optimiser's moments into other layouts before the backward pass and keeps both.
     grads, state = jax.lax.optimization_barrier((grads, state))
     # Optax raises a float to an integer power, which strict dtype promotion forbids.
@@ -136,7 +136,7 @@ def _update(learns: Learns, state: TrainState, frozen: Any, microbatches: Any) -
         metrics["skipped"] = 1.0 - finite.astype(jnp.float32)
         moves = finite & (metrics["grad_norm"] > 0)
         progress = {"progress": frozen["progress"]} if isinstance(frozen, Mapping) and "progress" in frozen else {}
-        optimizer = optax.with_extra_args_support(learns.optimizer)
+        optimizer = optax.with_extra_args_support(learner.optimizer)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **progress)
         params = optax.apply_updates(state.params, updates)
         params, opt_state = jax.tree.map(
@@ -146,7 +146,7 @@ def _update(learns: Learns, state: TrainState, frozen: Any, microbatches: Any) -
     return TrainState(step=state.step + moves.astype(jnp.int32), params=params, opt_state=opt_state), metrics
 
 
-def _accumulate(learns: Learns, params: Any, frozen: Any, microbatches: Any) -> tuple[Any, Metrics]:
+def _accumulate(learner: Learner, params: Any, frozen: Any, microbatches: Any) -> tuple[Any, Metrics]:
     """Gradient and metrics, summed over the micro-batches or blocks that are taken.
 
     Where several blocks continue the prompts of a reading, these run forward once, and backward once, with the
@@ -156,20 +156,20 @@ def _accumulate(learns: Learns, params: Any, frozen: Any, microbatches: Any) -> 
     count = jax.tree.leaves(microbatches)[0].shape[0]
     if isinstance(microbatches, Rows) and "weights" in microbatches.arrays:
         frozen = {**(frozen or {}), TOTAL_WEIGHT: microbatches.arrays["weights"].sum()}
-    grad = jax.grad(learns.loss, has_aux=True)
+    grad = jax.grad(learner.loss, has_aux=True)
 
     def of_part(m: Any) -> tuple[Any, Metrics]:
         return grad(params, frozen, jax.tree.map(lambda x: x[m], microbatches))
 
     def of_block(mine: Rows, i: Any, read: Any) -> tuple[Any, Metrics]:
         def loss(both: Any) -> tuple[Scalar, Metrics]:
-            return learns.loss(both[0], frozen, blocks.block(mine, i, both[1]))
+            return learner.loss(both[0], frozen, blocks.block(mine, i, both[1]))
 
         return jax.grad(loss, has_aux=True)((params, read))
 
     def prompts(mine: Rows, params: Any) -> Any:
-        assert learns.read is not None, "its rows come in blocks"
-        return learns.read(params, frozen, blocks.block(mine, 0).bare)
+        assert learner.read is not None, "its rows come in blocks"
+        return learner.read(params, frozen, blocks.block(mine, 0).bare)
 
     def of_reading(c: Any, total: Any) -> Any:
         if per_reading == 1:

@@ -21,7 +21,7 @@ from grpojax.programs.state import abstract_state
 from grpojax.rewards import RewardsConfig, RewardScores
 from grpojax.run import held_out, learn, parts, source
 from grpojax.run.batch import Batch
-from grpojax.run.make_programs import Programs, learning_of, make_programs
+from grpojax.run.make_programs import Programs, make_programs, program_inputs
 from grpojax.run.minibatch import Minibatch, room
 from grpojax.run.parts.part import Part, read_shape
 from grpojax.run.recipe import Config
@@ -241,7 +241,7 @@ def run_of(config: Config, policy: PolicyShape, *, read_shape: Callable[[str], D
       UserError: sizes that do not divide over the devices.
     """
     added: list[Part] = [kind(config, policy, read_shape) for kind in parts.of(config).values()]
-    programs = make_programs(learning_of(config, policy), added)
+    programs = make_programs(program_inputs(config, policy), added)
     return DryRun(config, policy, programs, added, longest_prompt=config.data.max_prompt_tokens)
 
 

@@ -23,7 +23,7 @@ from grpojax.programs.optimizer import make_optimizer
 from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network
-from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
+from grpojax.programs.update import Learner, make_joint_update, make_update, update_program
 from grpojax.run import parts
 from grpojax.run.recipe import Config
 from grpojax.types import PerPrompt, Samples
@@ -40,14 +40,14 @@ class Adds(Protocol):
         """Networks by role."""
         ...
 
-    def make(self, learning: "Learning") -> Mapping[str, Program]:
+    def make(self, inputs: "ProgramInputs") -> Mapping[str, Program]:
         """Programs by name."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Learning:
-    """The inputs from which a run's programs are made.
+class ProgramInputs:
+    """What a run's programs are made from.
 
     Attributes:
       model: the decoder's config.
@@ -101,8 +101,8 @@ class Programs:
     parts: Mapping[str, Program] = dataclasses.field(default_factory=dict)
 
 
-def learning_of(config: Config, policy: PolicyShape) -> Learning:
-    """The `Learning` of a recipe.
+def program_inputs(config: Config, policy: PolicyShape) -> ProgramInputs:
+    """The `ProgramInputs` of a recipe.
 
     Args:
       config: the recipe.
@@ -123,7 +123,7 @@ def learning_of(config: Config, policy: PolicyShape) -> Learning:
         raise UserError(f"environment: {config.model.path} has {mixer.name} layers, which cannot go on after an answer")
     if config.environment is not None and not policy.config.uniform:
         raise UserError(f"environment: {config.model.path} has layers with experts and without, which is not supported")
-    return Learning(
+    return ProgramInputs(
         model=policy.config,
         graph=policy.graph,
         compute=policy.compute,
@@ -140,42 +140,42 @@ def learning_of(config: Config, policy: PolicyShape) -> Learning:
 _MADE = collections.OrderedDict[Any, Programs]()  # the newest few, by what they follow from
 
 
-def make_programs(learning: Learning, added: Sequence[Adds] = ()) -> Programs:
+def make_programs(inputs: ProgramInputs, added: Sequence[Adds] = ()) -> Programs:
     """The programs of a run, with those of the variant's parts. A second run of the same recipe in a process gets the
     same, so that it traces and compiles nothing again.
 
     Raises:
       UserError: two programs have the same name.
     """
-    key = learning, *(part.key() for part in added)
+    key = inputs, *(part.key() for part in added)
     if key not in _MADE:
-        _MADE[key] = _make(learning, added)
+        _MADE[key] = _make(inputs, added)
     _MADE.move_to_end(key)
     while len(_MADE) > 4:
         _MADE.popitem(last=False)
     return _MADE[key]
 
 
-def _make(learning: Learning, added: Sequence[Adds]) -> Programs:
-    model, graph, compute, objective = learning.model, learning.graph, learning.compute, learning.objective
-    scores = functools.partial(score_program, model=model, compute=compute, temperature=learning.temperature)
+def _make(inputs: ProgramInputs, added: Sequence[Adds]) -> Programs:
+    model, graph, compute, objective = inputs.model, inputs.graph, inputs.compute, inputs.objective
+    scores = functools.partial(score_program, model=model, compute=compute, temperature=inputs.temperature)
     how = {
-        "temperature": learning.temperature,
+        "temperature": inputs.temperature,
         "entropy": True,
         "mlp": model.mlp,
-        "balance_coef": learning.balance_coef,
+        "balance_coef": inputs.balance_coef,
     }
     loss = policy_update.policy_objective(graph, objective, compute, **how)
-    optimizer = make_optimizer(learning.optimizer, learning.updates, policy_state.table_of(learning.adapter))
-    adapted = learning.adapter is not None
+    optimizer = make_optimizer(inputs.optimizer, inputs.updates, policy_state.table_of(inputs.adapter))
+    adapted = inputs.adapter is not None
     work = functools.partial(flops.update_flops, model, remat=compute.remat, frozen=adapted)
-    policy = Learns(loss=loss, optimizer=optimizer, read=policy_update.reader(graph, compute), flops=work)
+    policy = Learner(loss=loss, optimizer=optimizer, read=policy_update.reader(graph, compute), flops=work)
     if adapted:
         policy = policy_state.on_base(policy)
-    others, more = dict[str, Learns](), dict[str, Program]()
+    others, more = dict[str, Learner](), dict[str, Program]()
     for part in added:
         others |= {role: learner_of(network) for role, network in part.networks().items() if network.loss is not None}
-        made = part.make(learning)
+        made = part.make(inputs)
         if twice := more.keys() & made.keys():
             raise UserError(f"two parts of the variant bring a program {min(twice)!r}: give one of them another name")
         more |= made
@@ -184,7 +184,7 @@ def _make(learning: Learning, added: Sequence[Adds]) -> Programs:
         optimizer=optimizer,
         update=update_of("update", {"policy": policy, **others}, compute),
         score=score,
-        score_policy=scores("score with entropy", graph, entropy=True) if learning.entropy else score,
+        score_policy=scores("score with entropy", graph, entropy=True) if inputs.entropy else score,
         covariance_mask=Program("covariance mask", mask, out=cut(compute.mesh, ROWS)),
         update_without_policy={
             role: update_of(f"{role} update", {role: learns}, compute) for role, learns in others.items()
@@ -197,13 +197,13 @@ def _make(learning: Learning, added: Sequence[Adds]) -> Programs:
     return made
 
 
-def learner_of(network: Network) -> Learns:
+def learner_of(network: Network) -> Learner:
     """How a network with a loss learns."""
     assert network.loss is not None and network.optimizer is not None, "it has a loss"
-    return Learns(loss=network.loss, optimizer=network.optimizer, read=network.read, flops=network.flops)
+    return Learner(loss=network.loss, optimizer=network.optimizer, read=network.read, flops=network.flops)
 
 
-def update_of(name: str, learners: Mapping[str, Learns], compute: Compute) -> Program:
+def update_of(name: str, learners: Mapping[str, Learner], compute: Compute) -> Program:
     """The program of an update of one network (`make_update`), or of several at once, by role (`make_joint_update`)."""
 
     def work(prompts: PerPrompt, samples: Samples) -> float:

@@ -25,7 +25,7 @@ from grpojax.run.dry import learner_calls
 from grpojax.run.ending import enough_memory, hang
 from grpojax.run.held_out import HeldOut, announce
 from grpojax.run.journal import Journal
-from grpojax.run.make_programs import learning_of, make_programs
+from grpojax.run.make_programs import make_programs, program_inputs
 from grpojax.run.parts.part import Part
 from grpojax.run.profiling import Profile
 from grpojax.run.recipe import Config
@@ -232,9 +232,9 @@ def _started(held: contextlib.ExitStack, config: Config, kept: Kept, made: _Made
     """The run, whose state is new or restored."""
     policy, journal, train = made.policy, kept.journal, config.train
     shape, longest = policy.shape, _longest_prompt(config, made.problems)
-    learning = learning_of(config, shape)
-    checks.warm_up(config.optimizer, learning.updates)
-    programs = make_programs(learning, made.parts)
+    inputs = program_inputs(config, shape)
+    checks.warm_up(config.optimizer, inputs.updates)
+    programs = make_programs(inputs, made.parts)
     # Not earlier: until here a recipe may be refused.
     others = [kind(config, shape) for kind in parts.of(config).values()]  # a dry run opens parts of its own
     if learns:

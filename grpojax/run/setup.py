@@ -60,7 +60,7 @@ class Setup:
 
     @property
     def least_block(self) -> int:
-        """Number of positions below which a smaller block of rows is not faster (`grpojax.programs.packing.sizes`)."""
+        """Positions below which a smaller block of rows is not faster (`grpojax.programs.packing.block_shapes`)."""
         return packing.LEAST.get(self.policy.compute.platform or jax.default_backend(), packing.LEAST["tpu"])
 
     def learns_alone(self, number: int) -> bool:

@@ -30,9 +30,8 @@ def check(batch, shards, microbatches, gather, least, gaps=False):
     how = dict(shards=shards, microbatches=microbatches, least=least, gaps=gaps)
     packed, layout = flat_batches.pack_blocks(batch, gather=gather, **how)
     (n, group, size), shape = batch.tokens.shape, packed.tokens.shape
-    block = next(
-        b for b in packing.sizes_of(batch.prompts, batch, **how) if (b.reads * b.count, b.rows) == (shape[0], shape[2])
-    )
+    made = packing.block_shapes_of(batch.prompts, batch, **how)
+    block = next(b for b in made if (b.reads * b.count, b.rows) == (shape[0], shape[2]))
     assert shape == (block.reads * block.count, shards, block.rows, size)
     assert packed.prompts.shape == (block.reads, shards, block.prompts, L_PROMPT)
     assert blocks.after_reading(packed) == block.count
@@ -91,7 +90,7 @@ def test_two_shapes_whatever_the_lengths(sizes):
         shapes.add(packed.tokens.shape)
     assert (
         len(shapes)
-        <= len(packing.sizes_of(batch.prompts, batch, shards=shards, microbatches=microbatches, least=least))
+        <= len(packing.block_shapes_of(batch.prompts, batch, shards=shards, microbatches=microbatches, least=least))
         <= 2
     )
 
@@ -120,9 +119,9 @@ def test_cost_follows_the_tokens(mean):
 
 
 def test_prompts_of_groups_that_are_not_there_are_not_read():
-    full, block = packing.sizes(16, 8, 12, 96, least=512, gaps=True)
+    full, block = packing.block_shapes(16, 8, 12, 96, least=512, gaps=True)
     assert (block.prompts, block.reads) == (6, 3)  # 6 prompts are 576 positions of the 512
-    assert packing.sizes(16, 8, 12, 96, least=512)[1].reads == 1
+    assert packing.block_shapes(16, 8, 12, 96, least=512)[1].reads == 1
     lengths = np.zeros((16, 8), int)
     lengths[[2, 7, 11, 13, 15]] = 3
     batch = example(lengths, 12)
@@ -137,12 +136,12 @@ def test_a_block_and_its_prompts_are_no_larger_than_a_micro_batch():
     for (n, group, microbatches), most, longest in itertools.product(
         [(8, 6, 4), (2, 6, 4), (5, 7, 1), (6, 4, 6)], (8, 64), (3, 50, 400)
     ):
-        full, *more = packing.sizes(n, group, most, longest, microbatches=microbatches)
+        full, *more = packing.block_shapes(n, group, most, longest, microbatches=microbatches)
         for block in more:
             assert block.prompts * longest + block.rows * most <= full.prompts * longest + full.rows * most
             assert block.prompts * block.reads >= n and block.rows * block.count >= block.prompts * group
     with pytest.raises(UserError, match=r"microbatches=4 .*3 prompts.*5"):
-        packing.sizes(3, 5, 8, 3, microbatches=4)
+        packing.block_shapes(3, 5, 8, 3, microbatches=4)
 
 
 def test_golden_deal():

@@ -23,7 +23,7 @@ from grpojax.models.weight import Weight, zeros
 from grpojax.models.weight_table import shardings
 from grpojax.programs import policy_update
 from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, make_frozen_copy
-from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
+from grpojax.programs.update import Learner, make_joint_update, make_update, update_program
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.types import Mean
 
@@ -72,8 +72,8 @@ def train(sizes, updates, start=None, microbatches=1):
             "head": init_state(head, HEAD, Real(mesh), table=TABLE),
         }
     learners = {
-        "policy": Learns(loss=policy_update.policy_objective(graph, losses.Objective(), compute), optimizer=POLICY),
-        "head": Learns(loss=value_loss(graph, compute), optimizer=HEAD),
+        "policy": Learner(loss=policy_update.policy_objective(graph, losses.Objective(), compute), optimizer=POLICY),
+        "head": Learner(loss=value_loss(graph, compute), optimizer=HEAD),
     }
     step = update_program("update", make_joint_update(learners), compute)
     states, metrics = start, {}

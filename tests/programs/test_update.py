@@ -18,7 +18,7 @@ from grpojax.models import Compute
 from grpojax.models.weight_table import shardings
 from grpojax.programs import optimizer as opt
 from grpojax.programs import policy_update, state
-from grpojax.programs.update import Learns, make_joint_update, make_update
+from grpojax.programs.update import Learner, make_joint_update, make_update
 from grpojax.types import TrainState
 
 
@@ -192,8 +192,8 @@ def test_an_update_without_a_gradient_changes_nothing():
     moved, _ = made(got, None, jnp.full((1, 3), 1e-12))  # one that is small is one
     assert int(moved.step) == 2 and (np.asarray(moved.params) != want.params).all()
 
-    learns = Learns(loss=loss, optimizer=tx), Learns(loss=lambda w, frozen, x: (w.sum(), {}), optimizer=tx)
-    both = jax.jit(make_joint_update(dict(zip(("policy", "critic"), learns, strict=True))), donate_argnums=0)
+    learners = Learner(loss=loss, optimizer=tx), Learner(loss=lambda w, frozen, x: (w.sum(), {}), optimizer=tx)
+    both = jax.jit(make_joint_update(dict(zip(("policy", "critic"), learners, strict=True))), donate_argnums=0)
     after, _ = both({role: jax.tree.map(jnp.array, want) for role in ("policy", "critic")}, {}, jnp.zeros((1, 3)))
     jax.tree.map(np.testing.assert_array_equal, after["policy"], want)
     assert int(after["critic"].step) == 2 and (np.asarray(after["critic"].params) != want.params).all()

@@ -154,17 +154,17 @@ class Same:
     def networks(self):
         return {}
 
-    def make(self, learning):
+    def make(self, inputs):
         return {"same": len}
 
 
 def test_its_programs_have_names_of_their_own(module):
-    learning = make_programs.Learning(
+    inputs = make_programs.ProgramInputs(
         model=BASE, graph=None, compute=Compute(), objective=L.Objective(), updates=10, temperature=1.0,
         optimizer=OptimizerConfig(learning_rate=1e-3),
     )  # fmt: skip
     with pytest.raises(UserError, match="two parts of the variant bring a program 'same'"):
-        make_programs.make_programs(learning, [Same(1), Same(2)])
+        make_programs.make_programs(inputs, [Same(1), Same(2)])
     config = load(f"{module}:takes_a_name")
     shape = Policy(config.model, config.mesh, jax.devices()[:1]).load().shape
     with pytest.raises(UserError, match="brings a program 'update', which there is"):

@@ -27,7 +27,7 @@ from grpojax.programs.state import Network, abstract_state, init_state, merged
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import weighing
 from grpojax.run.batch import Batch
-from grpojax.run.make_programs import Learning
+from grpojax.run.make_programs import ProgramInputs
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.parts.part import Declared, InRows, Networks, Part, mean, read_shape
 from grpojax.run.recipe import Config
@@ -112,9 +112,9 @@ class LearnedCritic(Part):
     def networks(self) -> dict[str, Network]:
         return self.model.networks(self._optimizer)
 
-    def make(self, learning: Learning) -> Mapping[str, Program]:
+    def make(self, inputs: ProgramInputs) -> Mapping[str, Program]:
         """``(params, frozen, rows) -> [M, B, R, S]``, its outputs."""
-        compute, work = learning.compute, functools.partial(models.forward_flops, self.model.config)
+        compute, work = inputs.compute, functools.partial(models.forward_flops, self.model.config)
         how = {"out": cut(compute.mesh, ROWS), "options": quick_options(compute.platform), "flops": work}
         return {ROLE: Program(ROLE, make_critic_score(self.model), **how)}
 

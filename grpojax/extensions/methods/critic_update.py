@@ -95,7 +95,7 @@ class CriticModel:
         return models.token_outputs(trunk, head, rows, self.compute, at=self.at)
 
     def read(self, params: Any, frozen: Any, rows: Any) -> dec.PromptStates:
-        """The forward of prompts whose result `outputs` uses (`grpojax.programs.update.Learns`)."""
+        """The forward of prompts whose result `outputs` uses (`grpojax.programs.update.Learner`)."""
         return dec.read_prompts(self.parts(params, frozen)[0], rows, self.compute)
 
     def objective(self, params: Any, frozen: Any, part: Rows) -> tuple[Scalar, Metrics]:

@@ -14,7 +14,7 @@ from grpojax.models import flops
 from grpojax.models.compute import Compute
 from grpojax.programs import blocks, policy_state, policy_update
 from grpojax.run.batch import Batch
-from grpojax.run.make_programs import Learning
+from grpojax.run.make_programs import ProgramInputs
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.parts.part import Declared, InRows, Networks, Part
 from grpojax.run.work import forward_flops
@@ -79,12 +79,12 @@ class Proxy(Part):
     signals = {"proxy_ratios": Declared("P G T", "how much likelier a token is without the unlikely ones; 0 for those")}
     scorings = 1
 
-    def make(self, learning: Learning) -> Mapping[str, Program]:
+    def make(self, inputs: ProgramInputs) -> Mapping[str, Program]:
         """``(params, rows) -> ratios``."""
-        how = {"temperature": learning.temperature, "noise": self.variant.options["noise"]}
-        made = make_ratios(learning.graph, learning.compute, **how)
-        work = functools.partial(flops.forward_flops, learning.model)
-        return {PROGRAM: Program(PROGRAM, made, out=cut(learning.compute.mesh, ROWS), flops=work)}
+        how = {"temperature": inputs.temperature, "noise": self.variant.options["noise"]}
+        made = make_ratios(inputs.graph, inputs.compute, **how)
+        work = functools.partial(flops.forward_flops, inputs.model)
+        return {PROGRAM: Program(PROGRAM, made, out=cut(inputs.compute.mesh, ROWS), flops=work)}
 
     def before(self, networks: Networks, minis: Sequence[Minibatch]) -> tuple[dict[str, Tokens], InRows]:
         rows = self.on_rows(self.programs.parts[PROGRAM], minis, policy_state.weights(networks))

@@ -12,7 +12,7 @@ from grpojax.models import DecoderConfig, hf
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, decoder_network, split
 from grpojax.run.batch import Batch
-from grpojax.run.make_programs import Learning, score_program
+from grpojax.run.make_programs import ProgramInputs, score_program
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.parts.part import Declared, InRows, Networks, Part, mean, read_shape
 from grpojax.run.recipe import Config
@@ -61,9 +61,9 @@ class Teacher(Part):
     def networks(self) -> dict[str, Network]:
         return {ROLE: decoder_network(self.model, None, self.shape.mesh)[1]}
 
-    def make(self, learning: Learning) -> Mapping[str, Program]:
+    def make(self, inputs: ProgramInputs) -> Mapping[str, Program]:
         """``(params, rows) -> Scores``."""
-        how = {"model": self.model, "compute": learning.compute, "temperature": learning.temperature}
+        how = {"model": self.model, "compute": inputs.compute, "temperature": inputs.temperature}
         return {ROLE: score_program(ROLE, self.graph, **how)}
 
     def key(self) -> Any:

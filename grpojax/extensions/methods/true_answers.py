@@ -19,7 +19,7 @@ from grpojax.programs import policy_state
 from grpojax.programs.sampler import no_samples
 from grpojax.run import weighing
 from grpojax.run.batch import Batch
-from grpojax.run.make_programs import Learning, score_program
+from grpojax.run.make_programs import ProgramInputs, score_program
 from grpojax.run.parts.part import Declared, Networks, Part
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
@@ -114,10 +114,10 @@ class TrueAnswers(Part):
     }
     work = 0.0  # FLOPs of the step
 
-    def make(self, learning: Learning) -> Mapping[str, Program]:
+    def make(self, inputs: ProgramInputs) -> Mapping[str, Program]:
         """``(params, rows) -> Scores``."""
-        how = {"model": learning.model, "compute": learning.compute, "temperature": learning.temperature}
-        return {PROGRAM: score_program(PROGRAM, learning.graph, **how)}
+        how = {"model": inputs.model, "compute": inputs.compute, "temperature": inputs.temperature}
+        return {PROGRAM: score_program(PROGRAM, inputs.graph, **how)}
 
     def replace(self, networks: Networks, batch: Batch) -> Batch:
         """The batch with the true answers spliced into the samples that are scored by their likelihood. It waits for

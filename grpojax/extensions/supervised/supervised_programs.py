@@ -7,7 +7,7 @@ from grpojax.programs import policy_state
 from grpojax.programs.optimizer import make_optimizer
 from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.programs.policy import PolicyShape
-from grpojax.programs.update import Learns, Loss
+from grpojax.programs.update import Learner, Loss
 from grpojax.run.make_programs import Programs, score_program, update_of
 
 
@@ -25,12 +25,12 @@ def make_supervised_programs(
     compute, adapted = policy.compute, policy.adapter is not None
     rule = make_optimizer(optimizer, updates, policy_state.table_of(policy.adapter))
     work = functools.partial(flops.update_flops, policy.config, remat=compute.remat, frozen=adapted)
-    learns = Learns(loss=loss, optimizer=rule, flops=work)
-    learns = policy_state.on_base(learns) if adapted else learns
+    learner = Learner(loss=loss, optimizer=rule, flops=work)
+    learner = policy_state.on_base(learner) if adapted else learner
     score = score_program("score", policy.graph, model=policy.config, compute=compute)
     return Programs(
         optimizer=rule,
-        update=update_of("update", {"policy": learns}, compute),
+        update=update_of("update", {"policy": learner}, compute),
         score=score,
         score_policy=score,
     )

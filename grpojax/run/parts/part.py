@@ -17,7 +17,7 @@ from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, init_state
 from grpojax.run import minibatch
 from grpojax.run.batch import Batch
-from grpojax.run.make_programs import Learning, Programs
+from grpojax.run.make_programs import ProgramInputs, Programs
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import State
@@ -113,16 +113,16 @@ class Part:
         """The networks that it adds to the run's state, by role."""
         return {}
 
-    def make(self, learning: Learning) -> Mapping[str, Program]:
+    def make(self, inputs: ProgramInputs) -> Mapping[str, Program]:
         """The programs that it adds, by name.
 
         Args:
-          learning: what the run's own programs are made from.
+          inputs: what the run's own programs are made from.
         """
         return {}
 
     def key(self) -> Any:
-        """What its programs and networks follow from besides the `Learning`. They are made once for equal keys."""
+        """What its programs and networks follow from besides the `ProgramInputs`. They are made once for equal keys."""
         told = ("model", "variant", "critic", "rollout", "train")
         return type(self), self.shape, *(repr(getattr(self.config, section)) for section in told)
 

@@ -13,7 +13,7 @@ from grpojax.programs.adapter import joined
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network, decoder_network, make_frozen_copy, refreshed
 from grpojax.run.batch import Batch
-from grpojax.run.make_programs import Learning
+from grpojax.run.make_programs import ProgramInputs
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.parts.part import Declared, InRows, Networks, Part, read_shape
 from grpojax.run.recipe import Config
@@ -62,9 +62,9 @@ class Reference(Part):
         """Number of steps between refreshes; 0 for none."""
         return self.config.train.reference_every
 
-    def make(self, learning: Learning) -> Mapping[str, Program]:
+    def make(self, inputs: ProgramInputs) -> Mapping[str, Program]:
         """``(reference, params, mix) -> reference``."""
-        out = None if learning.compute.mesh is None else lambda reference, *given: places(reference)
+        out = None if inputs.compute.mesh is None else lambda reference, *given: places(reference)
         return {"reference refresh": Program("reference refresh", refreshed, out=out)}
 
     def networks(self) -> dict[str, Network]:

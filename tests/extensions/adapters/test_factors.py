@@ -28,7 +28,7 @@ from grpojax.programs import adapter, policy_state, policy_update, state
 from grpojax.programs.optimizer import decayed
 from grpojax.programs.sampler import sample_groups
 from grpojax.programs.sampler_config import SamplerConfig
-from grpojax.programs.update import Learns, make_update, update_program
+from grpojax.programs.update import Learner, make_update, update_program
 
 CONFIG = dataclasses.replace(
     BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=8, num_kv_heads=4
@@ -154,8 +154,8 @@ def test_the_gradient_of_factors_is_that_of_the_dense_weight(of, dora):
     graph, base = base_of(config, decoder=decoder)
     factors, loss = random_factors(config, base, decoder=decoder), loss_of(graph)
     micro = jax.tree.map(lambda x: x[0], packed_on(None))
-    learns = policy_state.on_base(Learns(loss=loss, optimizer=optax.identity()))
-    got = jax.jit(jax.grad(learns.loss, has_aux=True))(factors, {"base": base}, micro)[0]
+    learner = policy_state.on_base(Learner(loss=loss, optimizer=optax.identity()))
+    got = jax.jit(jax.grad(learner.loss, has_aux=True))(factors, {"base": base}, micro)[0]
     params = adapter.joined(base, factors)
     whole = jax.tree_util.tree_map_with_path(dense, params, is_leaf=matrix.is_matrix)
     grads = jax.jit(jax.grad(loss, has_aux=True))(whole, None, micro)[0]["layers"]
@@ -199,9 +199,9 @@ def test_full_rank_and_orthogonal_a_take_the_step_of_the_dense_weight(of):
     q = jnp.linalg.qr(jax.random.normal(jax.random.key(3), (16, 16)))[0]
     factors = {name: jnp.broadcast_to(q, x.shape) if name.endswith("_a") else x for name, x in factors.items()}
     packed, rate = packed_on(None), 0.3
-    learns = policy_state.on_base(Learns(loss=loss_of(graph), optimizer=optax.sgd(rate / config.scale**2)))
-    update = jax.jit(make_update(learns.loss, learns.optimizer))
-    after, _ = update(state.init_state(factors, learns.optimizer, table=lora.FACTORS), {"base": base}, packed)
+    learner = policy_state.on_base(Learner(loss=loss_of(graph), optimizer=optax.sgd(rate / config.scale**2)))
+    update = jax.jit(make_update(learner.loss, learner.optimizer))
+    after, _ = update(state.init_state(factors, learner.optimizer, table=lora.FACTORS), {"base": base}, packed)
     merged = state.merged(adapter.joined(base, after.params), "float32")
 
     def of_layers(path, g):  # what has factors
@@ -230,11 +230,11 @@ def test_an_update_makes_no_gradient_of_a_dense_weight():
         text = update.lower(given, frozen, packed_on(None)).compile().as_text()
         return {tuple(map(int, x.split(","))) for x in re.findall(r"= f32\[([\d,]+)\]\S* (?:dot|custom-call)\(", text)}
 
-    learns = policy_state.on_base(Learns(loss=loss_of(graph), optimizer=optax.sgd(0.1)))
+    learner = policy_state.on_base(Learner(loss=loss_of(graph), optimizer=optax.sgd(0.1)))
     factors = lora.fresh(LORA, decoder, base, 0, None)
     either = {*sizes, *(s[::-1] for s in sizes)}
     assert made(loss_of(graph), random_decoder(decoder)[1], None, DECODER) & either
-    assert not made(learns.loss, factors, {"base": base}, lora.FACTORS) & either
+    assert not made(learner.loss, factors, {"base": base}, lora.FACTORS) & either
 
 
 def learned(config, sizes, updates=2, decoder=CONFIG):
@@ -243,8 +243,8 @@ def learned(config, sizes, updates=2, decoder=CONFIG):
     graph, base = base_of(config, mesh, decoder)
     factors = lora.fresh(config, decoder, base, 5, mesh)
     optimizer = optax.adam(0.02)
-    learns = policy_state.on_base(Learns(loss=loss_of(graph, compute), optimizer=optimizer))
-    update = update_program("update", make_update(learns.loss, optimizer), compute)
+    learner = policy_state.on_base(Learner(loss=loss_of(graph, compute), optimizer=optimizer))
+    update = update_program("update", make_update(learner.loss, optimizer), compute)
     made, metrics = state.init_state(factors, optimizer, Real(mesh), lora.FACTORS), {}
     for i in range(updates):
         made, metrics = update(made, {"base": base}, packed_on(mesh, i))
@@ -346,8 +346,9 @@ def test_grouped_products_of_experts_with_factors_equal_those_of_all_tokens(kind
     micro = jax.tree.map(lambda x: x[0], packed_on(None))
 
     def run(experts):
-        learns = policy_state.on_base(Learns(loss=loss_of(graph, Compute(experts=experts)), optimizer=optax.identity()))
-        return jax.jit(jax.value_and_grad(learns.loss, has_aux=True))(factors, {"base": base}, micro)
+        loss = loss_of(graph, Compute(experts=experts))
+        learner = policy_state.on_base(Learner(loss=loss, optimizer=optax.identity()))
+        return jax.jit(jax.value_and_grad(learner.loss, has_aux=True))(factors, {"base": base}, micro)
 
     (got, _), grads = run("grouped")
     (want, _), of_all = run("every")

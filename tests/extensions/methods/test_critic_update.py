@@ -19,7 +19,7 @@ from grpojax.models import Compute, flops
 from grpojax.models.weight_table import shardings
 from grpojax.programs import policy_update
 from grpojax.programs.state import init_state
-from grpojax.programs.update import Learns, make_joint_update, make_update, update_program
+from grpojax.programs.update import Learner, make_joint_update, make_update, update_program
 from grpojax.run.make_programs import learner_of
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
@@ -159,7 +159,7 @@ def train(sizes, *, frozen=False, updates=2, microbatches=1):
     }
     loss = policy_update.policy_objective(graph, losses.Objective(), compute)
     learners = {
-        "policy": Learns(loss=loss, optimizer=rules["policy"]),
+        "policy": Learner(loss=loss, optimizer=rules["policy"]),
         "critic": learner_of(model.networks(rules["critic"])["critic"]),
     }
     step = update_program("update", make_joint_update(learners), compute)
