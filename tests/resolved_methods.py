@@ -7,9 +7,9 @@ import json
 from variant_examples import REQUIRED
 
 from grpojax import variants
-from grpojax.records.methods import differences, without_repeats
+from grpojax.records.method_diff import differences, without_repeats
 from grpojax.rewards import RewardConfig
-from grpojax.run.method import describe, resolve
+from grpojax.run.run_method import describe, resolve
 from grpojax.run.sections import RolloutConfig, TrainConfig
 
 ROLLOUT, TRAIN = RolloutConfig(prompts=8, group=4, max_tokens=16), TrainConfig(steps=1, ppo_epochs=2)

@@ -16,7 +16,7 @@ from etils import epath
 from grpojax.host import claims, files, settings
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.records import lines, methods
+from grpojax.records import lines, method_diff
 
 REPLACED = "replaced"  # the folder for the files of a run that another run has replaced
 _NOTHING = ("lock", "config.json.tmp", REPLACED)  # files that do not show that a run, or anyone else, uses the folder
@@ -32,7 +32,7 @@ class RunDirectory:
     Args:
       path: where it is, or will be.
       resolved: the whole recipe as plain data. If the recipe has a variant, ``method`` describes it
-        (`grpojax.run.method.describe`).
+        (`grpojax.run.run_method.describe`).
       may_differ: whether a run may be resumed although the setting with this dotted name differs.
       read: resolves a stored recipe, of which it gets only the settings. If it raises `UserError`, the recipe is
         compared as it stands. The stored method is compared separately: a default of a variant shows only there.
@@ -91,11 +91,11 @@ class RunDirectory:
             )
         if differ:
             return differ
-        changed = methods.differences(self._stored().get("method", {}), self._resolved.get("method", {}))
+        changed = method_diff.differences(self._stored().get("method", {}), self._resolved.get("method", {}))
         if changed and self.has_steps:
             raise UserError(
                 f"{self.path} holds a run of another method, though the recipe is the same: "
-                f"{methods.in_a_line(changed)}\ngive this run another run.dir, or go on with the code that began it"
+                f"{method_diff.in_a_line(changed)}\ngive this run another run.dir, or go on with the code that began it"
             )
         return [f"{name}: {before} -> {now}" for name, (before, now) in changed.items()]
 
@@ -104,7 +104,7 @@ class RunDirectory:
         before = _settings(stored)
         with contextlib.suppress(UserError):
             before = _settings(self._read(before))
-        same = methods.equal_options(stored.get("method"), self._resolved.get("method"))
+        same = method_diff.equal_options(stored.get("method"), self._resolved.get("method"))
         lines = settings.diff(before, _settings(self._resolved))
         return [line for line in lines if line.partition(":")[0].removeprefix("variant.") not in same]
 

@@ -15,7 +15,7 @@ from grpojax.models.compute import ModelConfig
 from grpojax.programs.optimizer_config import OptimizerConfig
 from grpojax.records.metrics import TrackingConfig
 from grpojax.rewards import RewardConfig, RewardsConfig
-from grpojax.run import exclusions, method, parts
+from grpojax.run import exclusions, parts, run_method
 from grpojax.run.profiling import ProfileConfig
 from grpojax.run.sections import FilterConfig, RolloutConfig, RunConfig, TrainConfig
 from grpojax.sharding import MeshConfig
@@ -134,22 +134,22 @@ class Config:
         return None if self.method.variant.critic is None else self.critic or extension.section("critic")()
 
     @functools.cached_property
-    def method(self) -> method.RunMethod:
+    def method(self) -> run_method.RunMethod:
         """Variant, rewards and filter, resolved."""
-        return method.resolve(self.variant, self.rewards, self.filter, self.rollout, self.train, recipe=Config)
+        return run_method.resolve(self.variant, self.rewards, self.filter, self.rollout, self.train, recipe=Config)
 
     def resolved(self) -> dict[str, Any]:
         """The recipe as plain data, in which what can be written in two ways is written in one.
 
-        ``method`` in it is what the variant stands for, every option and term with its value (`method.describe`). It is
-        no setting: `settings_of` takes it out again where a stored recipe is built.
+        ``method`` in it is what the variant stands for, every option and term with its value (`run_method.describe`).
+        It is no setting: `settings_of` takes it out again where a stored recipe is built.
         """
         name = {"name": self.variant} if isinstance(self.variant, str) else self.variant
         source = variants.source(self.method.variant.name)
         if source is not None:  # a stored recipe keeps the digest that it was written with
             name = {**name, "source": name.get("source", source)}
         same = dataclasses.replace(self, variant=name, rewards=self.method.rewards, critic=self.own_critic)
-        return {**settings.to_dict(same), "method": method.describe(self.method)}
+        return {**settings.to_dict(same), "method": run_method.describe(self.method)}
 
     @staticmethod
     def settings_of(mapping: Mapping[str, Any]) -> dict[str, Any]:

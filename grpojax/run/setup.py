@@ -11,8 +11,8 @@ from grpojax.programs import packing, policy_state
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, bound
 from grpojax.run.make_programs import Programs
-from grpojax.run.method import RunMethod
 from grpojax.run.parts.part import Part
+from grpojax.run.run_method import RunMethod
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -154,7 +154,7 @@ class Plain:
     def _filtered(self, state: State, first: Batch) -> Batch:
         """Waits for the rewards, and draws more until the number of kept groups is that of a rollout."""
         chosen, size = self.method.filter, self.config.prompts
-        # At most three in all by default, or one if the variant does not draw again (`grpojax.run.method.resolve`).
+        # At most three in all by default, or one if the variant does not draw again (`grpojax.run.run_method.resolve`).
         assert chosen is not None and chosen.max_rollouts is not None
         started, drawn = [first], [first.arrived().with_rewards()]
         keeps = [self.keeps(drawn[0])]

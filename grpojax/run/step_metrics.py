@@ -12,7 +12,7 @@ from grpojax.host.on_host import on_host
 from grpojax.losses.surrogates import STOPPING
 from grpojax.programs.sampler import own_tokens
 from grpojax.run.batch import Batch
-from grpojax.run.method import RunMethod
+from grpojax.run.run_method import RunMethod
 from grpojax.types import Max, Mean, PerPrompt, Rollout, Samples
 
 # The update's names of means over tokens, and the names that they are logged under.

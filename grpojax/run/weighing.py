@@ -7,7 +7,7 @@ from grpojax.advantages import Transform, text_of
 from grpojax.host.errors import UserError
 from grpojax.run import parts
 from grpojax.run.batch import Batch
-from grpojax.run.method import RunMethod
+from grpojax.run.run_method import RunMethod
 from grpojax.types import PerPrompt, Samples, Tokens
 
 

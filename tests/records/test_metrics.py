@@ -212,5 +212,5 @@ def test_a_compile_is_announced_before_and_timed_after(said):
     double = Program("double", lambda x: said.append("tracing") or 2 * x)
     for size in (3, 3, 5):
         double(jnp.ones(size))
-    once = ["tracing", "compiling double", "compiled double in 0"]
-    assert [line.partition(".")[0] for line in said] == 2 * once
+    once = ["tracing", "compiling double", "compiled double in"]
+    assert [re.sub(r" [0-9.]+ s\b.*", "", line) for line in said] == 2 * once

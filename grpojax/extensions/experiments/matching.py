@@ -17,7 +17,7 @@ def unmatched(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str
     ddof only between chains that both divide by a standard deviation: otherwise the methods themselves differ.
 
     Args:
-      a, b: resolved methods, the trees of `grpojax.run.method.describe`.
+      a, b: resolved methods, the trees of `grpojax.run.run_method.describe`.
 
     Returns:
       For each name of a setting its value in a and in b, as text.

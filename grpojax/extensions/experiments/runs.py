@@ -16,7 +16,7 @@ from grpojax.extensions.experiments import sweeps
 from grpojax.extensions.experiments.sweeps import SweepRecord
 from grpojax.host import claims, files, settings
 from grpojax.host.errors import UserError
-from grpojax.records import evaluations, methods
+from grpojax.records import evaluations, method_diff
 from grpojax.records.metrics import read_metrics
 
 # Settings in which two runs of one method may differ.
@@ -228,7 +228,7 @@ def differences(a: PastRun, b: PastRun) -> list[str]:
     resolved = [tree.pop("method", None) for tree in trees]
     lines = [line for line in settings.diff(*trees) if not line.startswith(_OWN)]
     if all(isinstance(x, Mapping) for x in resolved):
-        found = methods.differences(*resolved)
+        found = method_diff.differences(*resolved)
         lines = [line for line in lines if not line.startswith("variant")]
         return [f"{name}: {_text(x)} -> {_text(y)}" for name, (x, y) in found.items()] + lines
     return lines

@@ -22,7 +22,7 @@ from grpojax.extensions.experiments.jobs import Job, JobsOutcome
 from grpojax.extensions.experiments.sweeps import Compared, SweepRecord
 from grpojax.host import settings
 from grpojax.host.errors import UserError
-from grpojax.records.methods import differences, in_a_line, label
+from grpojax.records.method_diff import differences, in_a_line, label
 from grpojax.run import recipe
 from grpojax.run.trial import try_out
 

@@ -20,13 +20,13 @@ from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.programs import batch_shards, policy_state
 from grpojax.programs.optimizer_config import OptimizerConfig
-from grpojax.records.methods import Differences, differences, in_a_line, label, without_repeats
+from grpojax.records.method_diff import Differences, differences, in_a_line, label, without_repeats
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run import learn, recipe
 from grpojax.run.batch import Batch
-from grpojax.run.method import describe
 from grpojax.run.minibatch import Minibatch
 from grpojax.run.recipe import Config
+from grpojax.run.run_method import describe
 from grpojax.train import Run, open_run
 from grpojax.types import PerPrompt, Samples, Tokens, TrainState
 

@@ -6,7 +6,7 @@ from resolved_methods import tree
 from variant_examples import built, in_core
 
 from grpojax import variants
-from grpojax.records.methods import differences, in_a_line
+from grpojax.records.method_diff import differences, in_a_line
 
 NAMES = [name for name in variants.names() if built(name).objective.has_ratio]
 

@@ -20,7 +20,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import score
 from grpojax.programs import sampler
-from grpojax.run import batch, checks, method, step_metrics
+from grpojax.run import batch, checks, run_method, step_metrics
 from grpojax.run import recipe as config
 from grpojax.run.run_state import State
 from grpojax.run.sections import RolloutConfig
@@ -351,7 +351,7 @@ OF_THE_BATCH = ("gdpo", "gpg", "grpo_lambda_length", "high_entropy_tokens", "lit
 def test_advantages_of_the_others_are_as_if_it_were_not_there(name):
     of_two, of_three, which = some_groups()
     given = {"distill": {"teacher": "another"}, "pass_at_k": {"k": 2}}.get(name, {})
-    made = method._variant(method._options({"name": name, **given}, 5))
+    made = run_method._variant(run_method._options({"name": name, **given}, 5))
     compiled = jax.jit(made.advantage)
 
     def advantages(of):

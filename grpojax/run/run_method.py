@@ -9,7 +9,6 @@ from grpojax import extension, variants
 from grpojax.advantages import text_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
-from grpojax.records.methods import differences as differences  # next to `describe`, whose results it compares
 from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run import exclusions, parts
 from grpojax.run.exclusions import Older, Resolved

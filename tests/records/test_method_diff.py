@@ -11,7 +11,7 @@ from variant_examples import built, in_core
 from grpojax import variants
 from grpojax.host import settings
 from grpojax.host.errors import UserError
-from grpojax.records.methods import differences, equal_options, in_a_line
+from grpojax.records.method_diff import differences, equal_options, in_a_line
 from grpojax.run import recipe
 
 NAMES = [name for name in variants.names() if built(name).objective.has_ratio and in_core(name)]

@@ -11,7 +11,7 @@ _SECTIONS = ("critic", "filter", "retire", "sample_allocation")
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differences:
-    """Differences between two results of `grpojax.run.method.describe`: dotted name to both values.
+    """Differences between two results of `grpojax.run.run_method.describe`: dotted name to both values.
 
     None means that a method lacks the entry. The advantage chains are compared step by step. If both have a step, a
     differing argument is named by step and argument, with its values as text. A step that only one of them has is
