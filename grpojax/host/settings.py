@@ -246,7 +246,7 @@ def _differences(a: Any, b: Any, path: Key) -> Iterator[str]:
 
 class _Loader(yaml.SafeLoader):
     """Refuses a key that occurs twice in a mapping; in PyYAML the last one wins. Numbers are nearly those of YAML 1.2:
-    ``1e-5`` is one, ``010`` is ten, ``1:30`` is a text. In PyYAML they are a text, 8 and 90."""
+    ``1e-5`` is one, ``010`` is ten, ``1:30`` is a text. In PyYAML they are a text, 8 and 90. A date is a text too."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -268,6 +268,10 @@ class _Loader(yaml.SafeLoader):
         return int(text) if re.fullmatch(r"[-+]?[0-9]+", text) else self.construct_yaml_int(node)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$"),
@@ -414,7 +418,15 @@ class _Walk:
                     return result
                 messages = [f"Input should be a valid {'boolean' if isinstance(result, bool) else 'number'}"]
         messages += [f"Input should be {_SHAPE_NAMES[s]}" for s in _shapes(tp)]
-        return self.refuse(value, path, _expectation(messages) + _did_you_mean(value, _choices(tp)))
+        hint = self.quoted(path) if str in simple and isinstance(value, int | float) else ""
+        return self.refuse(value, path, _expectation(messages) + hint + _did_you_mean(value, _choices(tp)))
+
+    def quoted(self, path: Key) -> str:
+        """How to give the value at ``path`` as a text, where YAML reads a number or a boolean; empty for no YAML."""
+        origin, own = self.origin(path), isinstance(path[-1], str) and path[-1] != "<key>"
+        if "command line" in origin and own:
+            return f"; in quotes it is one: {_dotted(path)}='\"...\"'"
+        return origin and "; in quotes it is one" + (f': {path[-1]}: "..."' if own else "")
 
     def refuse(self, value: Any, path: Key, reason: str) -> None:
         where = f"{_dotted(path)}{'=' if path else ''}{_show(value)}{self.origin(path)}"

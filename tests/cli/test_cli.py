@@ -45,7 +45,7 @@ from grpojax.host.errors import UserError
     ("filter={success: 0.5}", "filter.success=0.5: this variant has no filter of its own"),
     ("filter=some", "expected 'auto' or 'none'"),
     ("train.seed=2147483648", "seed=2147483648: must be at least 0 and at most 2147483647"),
-    ('rewards=[{name: "m:f", options: {day: 2024-01-01}}]', "options must be plain numbers, texts, lists"),
+    ('rewards=[{name: "m:f", options: {day: !!timestamp 2024-01-01}}]', "options must be plain numbers, texts, lists"),
     ("rewards=[{name: answer, weight: 0}]", "every weight is 0"),
     ("rewards={terms: [{name: answer}], memory_mb: 10000000000000}", "memory_mb=10000000000000"),
     ("data.validation=''", "validation: the name of a source is empty"),

@@ -76,9 +76,9 @@ def test_an_override_reaches_one_use_of_a_yaml_alias(write):
     ("text", "value"),
     [("1e-3", 0.001), ("1.5e3", 1500.0), (".5e1", 5.0), ("1_0", 10), ("010", 10), ("-010", -10), ("0x1f", 31),
      ("1:30", "1:30"), ("1:30.5", "1:30.5"), ("1.2e3.4e5", "1.2e3.4e5"), ("1e", "1e"), ("1.2.3e4", "1.2.3e4"),
-     ("1.e2", 100.0)],
+     ("1.e2", 100.0), ("2026-11-29", "2026-11-29"), ("2026-11-29 10:00:00", "2026-11-29 10:00:00")],
 )  # fmt: skip
-def test_numbers_are_those_of_yaml_1_2(text, value):
+def test_numbers_are_those_of_yaml_1_2_and_dates_are_texts(text, value):
     got = settings.override({}, [f"x={text}"])[0]["x"]
     assert got == value and type(got) is type(value)
 
@@ -121,6 +121,18 @@ def test_a_key_beside_the_items_of_a_list_makes_them_its_terms():
     assert got == {"rewards": {"terms": [{"name": "a", "weight": 3}, {"name": "b", "weight": 2}], "timeout_s": 30}}
 
 
+@pytest.mark.parametrize("value", ["2026", "12e4", "true"])
+def test_where_a_text_reads_as_something_else_the_message_says_how_to_quote_it(write, value):
+    with pytest.raises(UserError, match="^model.path=.* in quotes it is one: ") as refused:
+        settings.load(Config, write(RUN), [f"model.path={value}"])
+    as_the_shell_gives_it = str(refused.value).rpartition(": ")[2].replace("...", value).replace("'", "")
+    assert settings.load(Config, write(RUN), [as_the_shell_gives_it]).model.path == value
+    with pytest.raises(UserError, match='in quotes it is one: path: "..."$'):
+        settings.load(Config, write(f"model: {{path: {value}}}"))
+    with pytest.raises(UserError, match="in quotes it is one$"):
+        settings.load(Config, write(RUN), [f"stops=[{value}]"])
+
+
 def test_none_is_written_null(write):
     with pytest.raises(UserError, match="model.revision='None' .*: write null"):
         settings.load(Config, write(RUN), ["model.revision=None"])
@@ -133,7 +145,7 @@ def test_none_is_written_null(write):
         ("=3", "override '=3': expected key=value"),
         ("train..steps=3", "override 'train..steps=3': expected key=value"),
         ("train.steps=[1", "override 'train.steps=[1', line 1: invalid YAML"),
-        ("train.lr=2024-13-41", "invalid YAML: month must be in 1..12"),
+        ("train.lr=!!timestamp 2024-13-41", "invalid YAML: month must be in 1..12"),
         ("train.lr=!!bool maybe", "invalid YAML: 'maybe'"),
         ("a\rb='", "needs quotes: a b='\"...\"'"),
         ("train.lr=" + "[" * 9999, "invalid YAML: maximum recursion depth"),
