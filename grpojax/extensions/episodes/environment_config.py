@@ -94,8 +94,9 @@ class EnvironmentConfig:
     network: bool = False
 
     def __post_init__(self) -> None:
-        if self.choices and (self.name is not None or self.options or self.tools):
-            raise UserError("choices: it takes the place of name, options and tools; leave them out")
+        unset = {"name": "null", "options": "{}", "tools": "[]"}
+        if self.choices and (given := [f"{key}: {unset[key]}" for key in unset if getattr(self, key)]):
+            raise UserError(f"choices: it takes the place of name, options and tools; set {', '.join(given)}")
         if not self.choices:
             self._only()
         if self.format not in ("auto", *FORMATS) and not _is_path(self.format):
