@@ -108,6 +108,7 @@ def describe(method: RunMethod) -> dict[str, Any]:
       ``critic`` and ``sample_allocation``, None without, and ``needs``. `differences` compares two.
 
     Example:
+      >>> from grpojax.records.method_diff import differences
       >>> from grpojax.rewards import RewardConfig
       >>> rollout, train = RolloutConfig(prompts=2, group=4, max_tokens=8), TrainConfig(steps=1)
       >>> grpo, control = (
