@@ -105,7 +105,8 @@ def describe(method: RunMethod) -> dict[str, Any]:
     Returns:
       ``variant``, its name; ``options``, all it has; ``advantage``, the chain as text (`grpojax.advantages.text_of`);
       ``objective``, every field of `grpojax.losses.Objective`, the surrogate as text; and ``filter``, ``retire``,
-      ``critic`` and ``sample_allocation``, None without, and ``needs``. `differences` compares two.
+      ``critic`` and ``sample_allocation``, None without, and ``needs``. `grpojax.records.method_diff.differences`
+      compares two.
 
     Example:
       >>> from grpojax.records.method_diff import differences
