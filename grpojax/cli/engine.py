@@ -19,12 +19,8 @@ from grpojax.run import store
 from grpojax.sharding import MeshConfig
 from grpojax.types import Prompts, Rollout
 
+# What of a run's data section makes prompts of its problems.
 _ASKS = "system", "examples", "instruction", "template", "template_options", "today"
-
-
-def _asks(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What of a run's data section makes prompts of its problems."""
-    return {name: value for name, value in recipe["data"].items() if name in _ASKS}
 
 
 class Engine:
@@ -53,7 +49,8 @@ class Engine:
         self._model, self._run = model_of(name, dtype, base)
         self._step, self._dtype = step, dtype
         recipe = {} if self._run is None else read_json(self._run / "config.json")
-        self.asks, self.plays = _asks(recipe) if recipe else {}, recipe.get("environment") is not None
+        self.asks = {name: value for name, value in recipe.get("data", {}).items() if name in _ASKS}
+        self.plays = recipe.get("environment") is not None
         if step is not None and self._run is None:
             raise UserError(f"--step is for a run directory, and {name} is none")
         self.folder = str(data.locate(self._model.path))

@@ -510,6 +510,7 @@ _PLAIN = {
     ", (unable|got) .*": "",
     "^a valid integer": "an integer",
     "^a valid boolean": "true or false",
+    "^a valid date.*": "a date such as 2026-01-31",
     "^a valid ": "a ",
 }
 

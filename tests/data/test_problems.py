@@ -139,6 +139,7 @@ def test_chats_that_are_refused(tmp_path, chat, said):
     ("data.examples=[{prompt: a, completion: 3}]", "data.examples.0.completion=3"),
     ("data.instruction=Answer this.", "instruction='Answer this.': must have {prompt} in it once"),
     ("data.instruction=3", "data.instruction=3 (from the command line): expected a string"),
+    ("data.today=Monday", "data.today='Monday' (from the command line): expected a date such as 2026-01-31"),
     ("data.too_long=drp", "did you mean 'drop'?"),
     ("data.on_bad_row=skp", "did you mean 'skip'?"),
     ("data.on_bad_row=true", "data.on_bad_row=True (from the command line): expected 'error' or 'skip'"),

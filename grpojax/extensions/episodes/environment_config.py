@@ -95,7 +95,8 @@ class EnvironmentConfig:
 
     def __post_init__(self) -> None:
         unset = {"name": "null", "options": "{}", "tools": "[]"}
-        if self.choices and (given := [f"{key}: {unset[key]}" for key in unset if getattr(self, key)]):
+        given = [f"{key}: {empty}" for key, empty in unset.items() if getattr(self, key) not in (None, {}, ())]
+        if self.choices and given:
             raise UserError(f"choices: it takes the place of name, options and tools; set {', '.join(given)}")
         if not self.choices:
             self._only()
